@@ -1,0 +1,161 @@
+// Package limits holds every limit and name grammar of the public interface,
+// in one place: the numbers that requests, reports and plugins' answers are
+// checked against. It does no I/O and imports nothing of Dodona.
+package limits
+
+import (
+	"fmt"
+	"net"
+	"strconv"
+	"strings"
+	"time"
+	"unicode/utf8"
+)
+
+// Numbers. Each is tested at n and n+1 by the package that enforces it.
+const (
+	Services            = 5_000
+	EndpointsPerService = 10_000
+	FlagsPerService     = 1_000
+	SnapshotBytes       = 4 << 20 // encoded, per service
+
+	NameLen        = 128 // variants, regions, zones, flags, ids
+	ServiceNameLen = 63
+	Labels         = 32
+	LabelKeyLen    = 63
+	LabelValueLen  = 256
+	HostLen        = 253
+
+	StatsItems     = 4_096
+	ReportAhead    = 5 * time.Second // a report's time may be this far ahead of the host's clock
+	ReportBehind   = 5 * time.Minute // or this old
+	StatsLabels    = 1_000           // distinct (variant, endpoint, code) of a service, the rest is "other"
+	CountPerItem   = 1 << 31         // calls folded into one item
+	UnitLen        = 1 << 10         // bytes of a flag unit
+	RequestIDLen   = 128
+	CodeLen        = 32
+	UnitDigestLen  = 32
+	RejectedLen    = 256
+	RegionsPerRule = 64
+
+	RolloutSteps    = 50
+	MinStepSeconds  = 1
+	MaxStepSeconds  = 24 * 60 * 60
+	MaxMinRequests  = 1 << 30
+	AnalysisQueries = 16
+	QueryLen        = 4 << 10
+	URLLen          = 2 << 10
+	QueryTimeoutMS  = 5_000
+	ReasonLen       = 4 << 10
+	TargetingRules  = 100
+	TargetingValues = 1_000
+	AttributeLen    = 128
+	ValueLen        = 1 << 10
+	PluginConfigLen = 64 << 10
+)
+
+// Service checks a service name: [a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?
+func Service(s string) error {
+	ok := len(s) >= 1 && len(s) <= ServiceNameLen && s[0] != '-' && s[len(s)-1] != '-'
+	for i := 0; ok && i < len(s); i++ {
+		c := s[i]
+		ok = c >= 'a' && c <= 'z' || c >= '0' && c <= '9' || c == '-'
+	}
+	if !ok {
+		return fmt.Errorf("is %s: allowed are 1 to 63 of a-z, 0-9 and -, beginning and ending with a letter or digit", quoteOrEmpty(s))
+	}
+	return nil
+}
+
+// Name checks a variant, region, zone, flag, routing or upstream:
+// [A-Za-z0-9][A-Za-z0-9._-]{0,127}
+func Name(s string) error { return name(s, "") }
+
+// OptionalName is Name, or empty.
+func OptionalName(s string) error {
+	if s == "" {
+		return nil
+	}
+	return Name(s)
+}
+
+// ID checks an endpoint, instance, client or reporter id:
+// [A-Za-z0-9][A-Za-z0-9._:-]{0,127}
+func ID(s string) error { return name(s, ":") }
+
+func name(s, also string) error {
+	ok := len(s) >= 1 && len(s) <= NameLen && alnum(s[0])
+	for i := 1; ok && i < len(s); i++ {
+		c := s[i]
+		ok = alnum(c) || c == '.' || c == '_' || c == '-' || strings.IndexByte(also, c) >= 0
+	}
+	if !ok {
+		return fmt.Errorf("is %s: allowed are 1 to 128 of A-Z, a-z, 0-9 and ._%s-, beginning with a letter or digit", quoteOrEmpty(s), also)
+	}
+	return nil
+}
+
+func alnum(c byte) bool {
+	return c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z' || c >= '0' && c <= '9'
+}
+
+// Address checks host:port, the host a DNS name or an IP address of at most 253
+// bytes, the port 1 to 65535.
+func Address(s string) error {
+	host, port, err := net.SplitHostPort(s)
+	if err != nil {
+		return fmt.Errorf("is %s: allowed is host:port", quoteOrEmpty(s))
+	}
+	if n, err := strconv.ParseUint(port, 10, 16); err != nil || n == 0 || port[0] == '0' || port[0] == '+' {
+		return fmt.Errorf("has port %s: allowed are 1 to 65535", Quote(port))
+	}
+	ok := host != "" && len(host) <= HostLen
+	if ok && net.ParseIP(host) == nil {
+		for i := 0; ok && i < len(host); i++ {
+			ok = alnum(host[i]) || host[i] == '.' || host[i] == '-' || host[i] == '_'
+		}
+		ok = ok && alnum(host[0])
+	}
+	if !ok {
+		return fmt.Errorf("has host %s: allowed are an IP address or a DNS name of at most %d bytes", quoteOrEmpty(host), HostLen)
+	}
+	return nil
+}
+
+// Text checks text for people: valid UTF-8, no control characters, at most max
+// bytes.
+func Text(s string, max int) error {
+	if len(s) > max {
+		return fmt.Errorf("has %d bytes: allowed are at most %d", len(s), max)
+	}
+	if !utf8.ValidString(s) {
+		return fmt.Errorf("is not valid UTF-8")
+	}
+	for _, r := range s {
+		if r < 0x20 || r == 0x7f {
+			return fmt.Errorf("has the control character %U: not allowed", r)
+		}
+	}
+	return nil
+}
+
+// Quote quotes input for an error message: escaped, and never more than 64
+// bytes of it.
+func Quote(s string) string {
+	const most = 48
+	if len(s) <= most {
+		return strconv.QuoteToASCII(s)
+	}
+	cut := s[:most]
+	for len(cut) > 0 && !utf8.RuneStart(s[len(cut)]) {
+		cut = cut[:len(cut)-1]
+	}
+	return strconv.QuoteToASCII(cut) + "…"
+}
+
+func quoteOrEmpty(s string) string {
+	if s == "" {
+		return "empty"
+	}
+	return Quote(s)
+}

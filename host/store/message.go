@@ -1,0 +1,29 @@
+package store
+
+import (
+	"fmt"
+
+	"google.golang.org/protobuf/proto"
+)
+
+// Load reads the record at key into msg and returns its version; 0, and msg
+// untouched, when there is none.
+func Load(tx ReadTx, key string, msg proto.Message) (version uint64, err error) {
+	rec, err := tx.Get(key)
+	if err != nil || !rec.Exists() {
+		return 0, err
+	}
+	if err := proto.Unmarshal(rec.Value, msg); err != nil {
+		return 0, fmt.Errorf("store: record %s does not parse as %s: %w", key, msg.ProtoReflect().Descriptor().FullName(), err)
+	}
+	return rec.Version, nil
+}
+
+// Save writes msg at key.
+func Save(tx Tx, key string, msg proto.Message) error {
+	value, err := proto.MarshalOptions{Deterministic: true}.Marshal(msg)
+	if err != nil {
+		return fmt.Errorf("store: record %s: %w", key, err)
+	}
+	return tx.Put(key, value)
+}

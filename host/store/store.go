@@ -1,0 +1,167 @@
+// Package store is the one place where Dodona keeps state: a small transaction
+// contract, and the combining engine that both backends share.
+//
+// All state of the host goes through a [Store]. A control action and its audit
+// entry are one [Store.Update], so neither exists without the other. The rules
+// live once, in Go, in the packages that call Update; a backend knows only how
+// to read at a revision and how to commit. Backends are host/store/embedded
+// (bbolt, nothing to install) and, shared by several hosts, Redis; both pass
+// host/store/storetest.
+//
+// What a caller can rely on: transactions are serialisable; a record's version
+// is the store-wide revision of its last write and is never issued twice, not
+// across a crash, a fail-over or a restore; [ReadTx.Now] never falls; nothing
+// expires by itself.
+package store
+
+import (
+	"context"
+	"errors"
+	"time"
+)
+
+// Durability says what has to be true when an Update returns.
+type Durability int
+
+const (
+	// Soft writes may be lost by one fault and are rebuilt from what clients
+	// send again: leases, runtime reports, windows.
+	Soft Durability = iota + 1
+	// Hard writes survive one fault: rollouts, flags, policies, audit. A hard
+	// commit carries every earlier soft write of the same process with it.
+	Hard
+)
+
+var (
+	// ErrUnknown means that the commit was sent and its fate is not known. A
+	// retry with the same content is applied at most once more; callers tell
+	// their clients "outcome unknown".
+	ErrUnknown = errors.New("store: outcome unknown")
+	// ErrClosed is returned by every call on a store that was closed, or that
+	// closed itself because the disk broke its promise (a failed fsync).
+	ErrClosed = errors.New("store: closed")
+	// ErrFull means that there is no space for writes. Reads go on; writes work
+	// again by themselves once there is space.
+	ErrFull = errors.New("store: no space left")
+	// ErrReadOnly means that the file system takes no writes. As ErrFull.
+	ErrReadOnly = errors.New("store: read-only file system")
+	// ErrTooLarge refuses a transaction above the backend's limit, or a key,
+	// index, member or log name outside the limits below.
+	ErrTooLarge = errors.New("store: too large")
+)
+
+// Limits of one transaction and its parts.
+const (
+	MaxKeyLen         = 512     // bytes of a key, index, member or log name; at least 1
+	MaxValueLen       = 4 << 20 // bytes of a record or a log payload
+	MaxTransactionLen = 8 << 20 // bytes of all that one transaction writes
+	MaxScan           = 100_000 // entries one Scan or ReadLog returns
+)
+
+// A Store holds records, indexes and logs. All methods may be called
+// concurrently.
+type Store interface {
+	// Update runs fn as one serialisable transaction and returns when its
+	// writes have the durability asked for. fn touches the world only through
+	// tx, is quick, does not keep tx, and may run several times, also on
+	// another caller's goroutine; only what its last run wrote counts. When fn
+	// returns an error, that error is returned as it is (errors.Is and ==
+	// hold) and nothing is written. A panic in fn is re-panicked in the caller.
+	// When ctx ends first, Update returns its error; the transaction may still
+	// be committed.
+	Update(ctx context.Context, d Durability, fn func(tx Tx) error) error
+
+	// View runs fn over one consistent revision. The same rules as for Update
+	// hold.
+	View(ctx context.Context, fn func(tx ReadTx) error) error
+
+	// Watch returns a channel that receives after records below prefix have
+	// changed: at least once, coalesced, with nothing to trust in it. Read
+	// again what is. It also fires on a timer (every 30 s), so that a lost
+	// notice heals. The channel is closed when ctx ends or the store closes.
+	Watch(ctx context.Context, prefix string) <-chan struct{}
+
+	// Info says what the store is and how it is, for status and readiness.
+	Info() Info
+
+	// Close flushes and releases the store. Updates under way finish or get
+	// ErrClosed.
+	Close() error
+}
+
+// Info describes a store to people.
+type Info struct {
+	Backend    string // embedded, redis
+	ID         string // of this data, made at its creation
+	Durability string // "durable", or "not durable: <why>"
+	State      string // "ready", or what is wrong and what to do
+}
+
+// A Record is a value and the revision that wrote it.
+type Record struct {
+	Value   []byte // shared with the store: must not be changed
+	Version uint64 // 0 = there is no such record
+}
+
+// Exists reports whether the record is there.
+func (r Record) Exists() bool { return r.Version != 0 }
+
+// An Entry is a member of an index.
+type Entry struct {
+	Member string
+	Score  uint64
+}
+
+// A LogEntry is one payload of a log.
+type LogEntry struct {
+	Seq     uint64
+	Payload []byte // shared with the store: must not be changed
+}
+
+// ReadTx reads at one revision. It is not safe for concurrent use and is dead
+// when the function that received it returns.
+type ReadTx interface {
+	// Revision is, in a View, the revision read; in an Update, the revision
+	// that this transaction's writes get when it commits. No two committed
+	// transactions that wrote have the same one.
+	Revision() uint64
+
+	// Now is the store's clock, at millisecond precision or better. It never
+	// falls, and it is the only clock that leases and dwell times are judged by.
+	Now() time.Time
+
+	// Get returns the record, or one with Version 0 when there is none. An
+	// error must be returned by the transaction's function as it is: it may
+	// mean "run again".
+	Get(key string) (Record, error)
+
+	// GetMany is Get for several keys, in their order, in one round trip.
+	GetMany(keys ...string) ([]Record, error)
+
+	// Scan lists members with from <= score <= to, by score, then by member
+	// bytes; limit 0 means MaxScan. It is a hint: validate what it names by
+	// reading the record.
+	Scan(index string, from, to uint64, limit int) ([]Entry, error)
+
+	// ReadLog returns up to limit entries with seq >= from; limit 0 means
+	// MaxScan.
+	ReadLog(log string, from uint64, limit int) ([]LogEntry, error)
+}
+
+// Tx reads and writes. It sees its own writes.
+type Tx interface {
+	ReadTx
+
+	// Put writes a record. The store keeps value: do not change it afterwards.
+	Put(key string, value []byte) error
+	// Delete removes a record; removing one that is not there is no error.
+	Delete(key string) error
+	// IndexPut adds member to index, or moves it to score. Scores stay below
+	// 2^53.
+	IndexPut(index, member string, score uint64) error
+	// IndexDelete removes a member; removing one that is not there is no error.
+	IndexDelete(index, member string) error
+	// Append adds payload to log and returns its sequence number: 1 for the
+	// first, then one more each, without gaps.
+	Append(log string, payload []byte) (seq uint64, err error)
+}
