@@ -40,6 +40,7 @@ type Lease struct {
 	Utilization   float64                `protobuf:"fixed64,12,opt,name=utilization,proto3" json:"utilization,omitempty"` // smoothed, 0.3 per beat
 	InFlight      uint32                 `protobuf:"varint,13,opt,name=in_flight,json=inFlight,proto3" json:"in_flight,omitempty"`
 	Capacity      uint32                 `protobuf:"varint,14,opt,name=capacity,proto3" json:"capacity,omitempty"`
+	Detached      bool                   `protobuf:"varint,15,opt,name=detached,proto3" json:"detached,omitempty"` // no stream serves it: ended by the host, or broken during a freeze; waits for its client until the deadline
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -172,22 +173,92 @@ func (x *Lease) GetCapacity() uint32 {
 	return 0
 }
 
-// freeze/<plane>/<scope>: no lease of this scope ends before until_ms, so that
-// neither a paused host nor a broken network empties a snapshot.
+func (x *Lease) GetDetached() bool {
+	if x != nil {
+		return x.Detached
+	}
+	return false
+}
+
+// leases/<plane>/<scope>: what the guard against mass expiry has to know.
+type LeaseScope struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Leases        uint32                 `protobuf:"varint,1,opt,name=leases,proto3" json:"leases,omitempty"`
+	Remembered    uint32                 `protobuf:"varint,2,opt,name=remembered,proto3" json:"remembered,omitempty"`                 // of them, not back since the host started
+	EndedMs       []int64                `protobuf:"varint,3,rep,packed,name=ended_ms,json=endedMs,proto3" json:"ended_ms,omitempty"` // each lease that expired, or whose stream broke, within the last heartbeat interval
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *LeaseScope) Reset() {
+	*x = LeaseScope{}
+	mi := &file_state_v1_session_proto_msgTypes[1]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *LeaseScope) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*LeaseScope) ProtoMessage() {}
+
+func (x *LeaseScope) ProtoReflect() protoreflect.Message {
+	mi := &file_state_v1_session_proto_msgTypes[1]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use LeaseScope.ProtoReflect.Descriptor instead.
+func (*LeaseScope) Descriptor() ([]byte, []int) {
+	return file_state_v1_session_proto_rawDescGZIP(), []int{1}
+}
+
+func (x *LeaseScope) GetLeases() uint32 {
+	if x != nil {
+		return x.Leases
+	}
+	return 0
+}
+
+func (x *LeaseScope) GetRemembered() uint32 {
+	if x != nil {
+		return x.Remembered
+	}
+	return 0
+}
+
+func (x *LeaseScope) GetEndedMs() []int64 {
+	if x != nil {
+		return x.EndedMs
+	}
+	return nil
+}
+
+// freeze/<plane>/<scope>; index freeze, by until_ms. No lease of this scope ends
+// for want of heartbeats before until_ms, so that neither a paused host nor a
+// broken network empties a snapshot. The scope "*" stands for the whole plane.
 type Freeze struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	UntilMs       int64                  `protobuf:"varint,1,opt,name=until_ms,json=untilMs,proto3" json:"until_ms,omitempty"`
 	Reason        string                 `protobuf:"bytes,2,opt,name=reason,proto3" json:"reason,omitempty"` // restart, mass expiry, paused
 	Held          uint32                 `protobuf:"varint,3,opt,name=held,proto3" json:"held,omitempty"`    // leases that would have ended
 	SinceMs       int64                  `protobuf:"varint,4,opt,name=since_ms,json=sinceMs,proto3" json:"since_ms,omitempty"`
-	Remembered    uint32                 `protobuf:"varint,5,opt,name=remembered,proto3" json:"remembered,omitempty"` // restart: leases that were live when the host went away
+	Remembered    uint32                 `protobuf:"varint,5,opt,name=remembered,proto3" json:"remembered,omitempty"`             // restart: leases that were live when the host went away
+	ServedMs      int64                  `protobuf:"varint,6,opt,name=served_ms,json=servedMs,proto3" json:"served_ms,omitempty"` // leases with a deadline up to here sat out an earlier freeze and end in spite of this one
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Freeze) Reset() {
 	*x = Freeze{}
-	mi := &file_state_v1_session_proto_msgTypes[1]
+	mi := &file_state_v1_session_proto_msgTypes[2]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -199,7 +270,7 @@ func (x *Freeze) String() string {
 func (*Freeze) ProtoMessage() {}
 
 func (x *Freeze) ProtoReflect() protoreflect.Message {
-	mi := &file_state_v1_session_proto_msgTypes[1]
+	mi := &file_state_v1_session_proto_msgTypes[2]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -212,7 +283,7 @@ func (x *Freeze) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Freeze.ProtoReflect.Descriptor instead.
 func (*Freeze) Descriptor() ([]byte, []int) {
-	return file_state_v1_session_proto_rawDescGZIP(), []int{1}
+	return file_state_v1_session_proto_rawDescGZIP(), []int{2}
 }
 
 func (x *Freeze) GetUntilMs() int64 {
@@ -250,6 +321,13 @@ func (x *Freeze) GetRemembered() uint32 {
 	return 0
 }
 
+func (x *Freeze) GetServedMs() int64 {
+	if x != nil {
+		return x.ServedMs
+	}
+	return 0
+}
+
 // fence/<reporter>; index fence, by last use in milliseconds.
 type Fence struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -263,7 +341,7 @@ type Fence struct {
 
 func (x *Fence) Reset() {
 	*x = Fence{}
-	mi := &file_state_v1_session_proto_msgTypes[2]
+	mi := &file_state_v1_session_proto_msgTypes[3]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -275,7 +353,7 @@ func (x *Fence) String() string {
 func (*Fence) ProtoMessage() {}
 
 func (x *Fence) ProtoReflect() protoreflect.Message {
-	mi := &file_state_v1_session_proto_msgTypes[2]
+	mi := &file_state_v1_session_proto_msgTypes[3]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -288,7 +366,7 @@ func (x *Fence) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Fence.ProtoReflect.Descriptor instead.
 func (*Fence) Descriptor() ([]byte, []int) {
-	return file_state_v1_session_proto_rawDescGZIP(), []int{2}
+	return file_state_v1_session_proto_rawDescGZIP(), []int{3}
 }
 
 func (x *Fence) GetSequence() uint64 {
@@ -323,7 +401,7 @@ var File_state_v1_session_proto protoreflect.FileDescriptor
 
 const file_state_v1_session_proto_rawDesc = "" +
 	"\n" +
-	"\x16state/v1/session.proto\x12\bstate.v1\"\x8d\x03\n" +
+	"\x16state/v1/session.proto\x12\bstate.v1\"\xa9\x03\n" +
 	"\x05Lease\x12\x14\n" +
 	"\x05plane\x18\x01 \x01(\tR\x05plane\x12\x14\n" +
 	"\x05scope\x18\x02 \x01(\tR\x05scope\x12\x0e\n" +
@@ -346,7 +424,15 @@ const file_state_v1_session_proto_rawDesc = "" +
 	"remembered\x12 \n" +
 	"\vutilization\x18\f \x01(\x01R\vutilization\x12\x1b\n" +
 	"\tin_flight\x18\r \x01(\rR\binFlight\x12\x1a\n" +
-	"\bcapacity\x18\x0e \x01(\rR\bcapacity\"\x8a\x01\n" +
+	"\bcapacity\x18\x0e \x01(\rR\bcapacity\x12\x1a\n" +
+	"\bdetached\x18\x0f \x01(\bR\bdetached\"_\n" +
+	"\n" +
+	"LeaseScope\x12\x16\n" +
+	"\x06leases\x18\x01 \x01(\rR\x06leases\x12\x1e\n" +
+	"\n" +
+	"remembered\x18\x02 \x01(\rR\n" +
+	"remembered\x12\x19\n" +
+	"\bended_ms\x18\x03 \x03(\x03R\aendedMs\"\xa7\x01\n" +
 	"\x06Freeze\x12\x19\n" +
 	"\buntil_ms\x18\x01 \x01(\x03R\auntilMs\x12\x16\n" +
 	"\x06reason\x18\x02 \x01(\tR\x06reason\x12\x12\n" +
@@ -354,7 +440,8 @@ const file_state_v1_session_proto_rawDesc = "" +
 	"\bsince_ms\x18\x04 \x01(\x03R\asinceMs\x12\x1e\n" +
 	"\n" +
 	"remembered\x18\x05 \x01(\rR\n" +
-	"remembered\"w\n" +
+	"remembered\x12\x1b\n" +
+	"\tserved_ms\x18\x06 \x01(\x03R\bservedMs\"w\n" +
 	"\x05Fence\x12\x1a\n" +
 	"\bsequence\x18\x01 \x01(\x04R\bsequence\x12\x16\n" +
 	"\x06digest\x18\x02 \x01(\fR\x06digest\x12 \n" +
@@ -375,11 +462,12 @@ func file_state_v1_session_proto_rawDescGZIP() []byte {
 	return file_state_v1_session_proto_rawDescData
 }
 
-var file_state_v1_session_proto_msgTypes = make([]protoimpl.MessageInfo, 3)
+var file_state_v1_session_proto_msgTypes = make([]protoimpl.MessageInfo, 4)
 var file_state_v1_session_proto_goTypes = []any{
-	(*Lease)(nil),  // 0: state.v1.Lease
-	(*Freeze)(nil), // 1: state.v1.Freeze
-	(*Fence)(nil),  // 2: state.v1.Fence
+	(*Lease)(nil),      // 0: state.v1.Lease
+	(*LeaseScope)(nil), // 1: state.v1.LeaseScope
+	(*Freeze)(nil),     // 2: state.v1.Freeze
+	(*Fence)(nil),      // 3: state.v1.Fence
 }
 var file_state_v1_session_proto_depIdxs = []int32{
 	0, // [0:0] is the sub-list for method output_type
@@ -400,7 +488,7 @@ func file_state_v1_session_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_state_v1_session_proto_rawDesc), len(file_state_v1_session_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   3,
+			NumMessages:   4,
 			NumExtensions: 0,
 			NumServices:   0,
 		},
