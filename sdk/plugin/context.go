@@ -1,0 +1,61 @@
+package plugin
+
+import (
+	"context"
+
+	"github.com/hashicorp/go-hclog"
+)
+
+type callKey struct{}
+
+// call is what a handler can ask its context for.
+type call struct {
+	logger    hclog.Logger
+	instance  string
+	rolloutID string
+	config    any
+}
+
+func fromContext(ctx context.Context) *call {
+	c, _ := ctx.Value(callKey{}).(*call)
+	return c
+}
+
+// Logger returns a logger whose lines reach the host's log with the plugin's
+// name, and with the instance and rollout of the call. It never is nil.
+func Logger(ctx context.Context) hclog.Logger {
+	if c := fromContext(ctx); c != nil && c.logger != nil {
+		return c.logger
+	}
+	return hclog.NewNullLogger()
+}
+
+// Instance returns the instance that is called: one configured use of the
+// plugin. One process serves many. Empty outside of a call.
+func Instance(ctx context.Context) string {
+	if c := fromContext(ctx); c != nil {
+		return c.instance
+	}
+	return ""
+}
+
+// RolloutID returns the rollout an analysis is for, empty for other calls.
+func RolloutID(ctx context.Context) string {
+	if c := fromContext(ctx); c != nil {
+		return c.rolloutID
+	}
+	return ""
+}
+
+// Config returns the configuration of the instance that is called, and whether
+// it has one of type T: the type that the plugin's Configure takes. The value
+// is shared by all calls of the instance and must not be changed.
+func Config[T any](ctx context.Context) (T, bool) {
+	if c := fromContext(ctx); c != nil {
+		if config, ok := c.config.(T); ok {
+			return config, true
+		}
+	}
+	var none T
+	return none, false
+}
