@@ -36,14 +36,16 @@ type Rollout struct {
 	DwellMs           uint64                  `protobuf:"varint,9,opt,name=dwell_ms,json=dwellMs,proto3" json:"dwell_ms,omitempty"`                                   // served in this step
 	LastTickMs        int64                   `protobuf:"varint,10,opt,name=last_tick_ms,json=lastTickMs,proto3" json:"last_tick_ms,omitempty"`
 	Reason            string                  `protobuf:"bytes,11,opt,name=reason,proto3" json:"reason,omitempty"`
-	CanaryGoneSinceMs int64                   `protobuf:"varint,12,opt,name=canary_gone_since_ms,json=canaryGoneSinceMs,proto3" json:"canary_gone_since_ms,omitempty"` // 0 = has a legal endpoint
-	Unverified        bool                    `protobuf:"varint,13,opt,name=unverified,proto3" json:"unverified,omitempty"`                                            // promoted by PROMOTE_ALL
+	CanaryGoneSinceMs int64                   `protobuf:"varint,12,opt,name=canary_gone_since_ms,json=canaryGoneSinceMs,proto3" json:"canary_gone_since_ms,omitempty"` // store clock, when a tick first saw none; 0 = has a legal endpoint
+	Unverified        bool                    `protobuf:"varint,13,opt,name=unverified,proto3" json:"unverified,omitempty"`                                            // an operator promoted it without the evidence
 	CreatedMs         int64                   `protobuf:"varint,14,opt,name=created_ms,json=createdMs,proto3" json:"created_ms,omitempty"`
 	EndedMs           int64                   `protobuf:"varint,15,opt,name=ended_ms,json=endedMs,proto3" json:"ended_ms,omitempty"`
-	Analysis          []*v1.AnalysisResult    `protobuf:"bytes,16,rep,name=analysis,proto3" json:"analysis,omitempty"`                                    // the newest that Step took, for status
+	Analysis          []*v1.AnalysisResult    `protobuf:"bytes,16,rep,name=analysis,proto3" json:"analysis,omitempty"`                                    // the newest of this step for each query, in their order
 	CanaryRequests    uint64                  `protobuf:"varint,17,opt,name=canary_requests,json=canaryRequests,proto3" json:"canary_requests,omitempty"` // of the current or last step, as Step last saw them
 	CanaryErrors      uint64                  `protobuf:"varint,18,opt,name=canary_errors,json=canaryErrors,proto3" json:"canary_errors,omitempty"`
-	SeenConfigVersion uint64                  `protobuf:"varint,19,opt,name=seen_config_version,json=seenConfigVersion,proto3" json:"seen_config_version,omitempty"` // tells one transition from the next
+	Transitions       uint64                  `protobuf:"varint,19,opt,name=transitions,proto3" json:"transitions,omitempty"`                                         // taken so far, the start included
+	CanaryGoneMs      uint64                  `protobuf:"varint,20,opt,name=canary_gone_ms,json=canaryGoneMs,proto3" json:"canary_gone_ms,omitempty"`                 // ticked without a legal canary endpoint, counted like dwell
+	AnalysisBeganMs   []int64                 `protobuf:"varint,21,rep,packed,name=analysis_began_ms,json=analysisBeganMs,proto3" json:"analysis_began_ms,omitempty"` // store clock, of each analysis; 0 = nothing measured in this step
 	unknownFields     protoimpl.UnknownFields
 	sizeCache         protoimpl.SizeCache
 }
@@ -204,11 +206,25 @@ func (x *Rollout) GetCanaryErrors() uint64 {
 	return 0
 }
 
-func (x *Rollout) GetSeenConfigVersion() uint64 {
+func (x *Rollout) GetTransitions() uint64 {
 	if x != nil {
-		return x.SeenConfigVersion
+		return x.Transitions
 	}
 	return 0
+}
+
+func (x *Rollout) GetCanaryGoneMs() uint64 {
+	if x != nil {
+		return x.CanaryGoneMs
+	}
+	return 0
+}
+
+func (x *Rollout) GetAnalysisBeganMs() []int64 {
+	if x != nil {
+		return x.AnalysisBeganMs
+	}
+	return nil
 }
 
 // svc/<service>/counts: what the reports of one step add up to. A record of
@@ -450,7 +466,7 @@ var File_state_v1_rollout_proto protoreflect.FileDescriptor
 
 const file_state_v1_rollout_proto_rawDesc = "" +
 	"\n" +
-	"\x16state/v1/rollout.proto\x12\bstate.v1\x1a\x15dona/v1/control.proto\"\xf2\x05\n" +
+	"\x16state/v1/rollout.proto\x12\bstate.v1\x1a\x15dona/v1/control.proto\"\xb6\x06\n" +
 	"\aRollout\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x120\n" +
 	"\x04spec\x18\x02 \x01(\v2\x1c.dona.v1.StartRolloutRequestR\x04spec\x122\n" +
@@ -476,8 +492,10 @@ const file_state_v1_rollout_proto_rawDesc = "" +
 	"\bended_ms\x18\x0f \x01(\x03R\aendedMs\x123\n" +
 	"\banalysis\x18\x10 \x03(\v2\x17.dona.v1.AnalysisResultR\banalysis\x12'\n" +
 	"\x0fcanary_requests\x18\x11 \x01(\x04R\x0ecanaryRequests\x12#\n" +
-	"\rcanary_errors\x18\x12 \x01(\x04R\fcanaryErrors\x12.\n" +
-	"\x13seen_config_version\x18\x13 \x01(\x04R\x11seenConfigVersion\"\xcd\x01\n" +
+	"\rcanary_errors\x18\x12 \x01(\x04R\fcanaryErrors\x12 \n" +
+	"\vtransitions\x18\x13 \x01(\x04R\vtransitions\x12$\n" +
+	"\x0ecanary_gone_ms\x18\x14 \x01(\x04R\fcanaryGoneMs\x12*\n" +
+	"\x11analysis_began_ms\x18\x15 \x03(\x03R\x0fanalysisBeganMs\"\xcd\x01\n" +
 	"\n" +
 	"StepCounts\x12\x1d\n" +
 	"\n" +
