@@ -35,7 +35,7 @@ type ServiceHead struct {
 	EncodedBytes   uint64                 `protobuf:"varint,5,opt,name=encoded_bytes,json=encodedBytes,proto3" json:"encoded_bytes,omitempty"`         // sum over the encoded items, for the 4 MiB limit
 	Cells          []*Cell                `protobuf:"bytes,6,rep,name=cells,proto3" json:"cells,omitempty"`                                            // endpoints that are not draining, by variant and region
 	LastEndpointMs int64                  `protobuf:"varint,7,opt,name=last_endpoint_ms,json=lastEndpointMs,proto3" json:"last_endpoint_ms,omitempty"` // when the last endpoint went; a service with only past endpoints leaves the list after 24 h
-	Urgent         uint64                 `protobuf:"varint,9,opt,name=urgent,proto3" json:"urgent,omitempty"`                                         // version of the newest change that must not wait for the coalescing window: a removal, rollback, quarantine or residency change
+	Urgent         uint64                 `protobuf:"varint,9,opt,name=urgent,proto3" json:"urgent,omitempty"`                                         // counts the changes that must not wait for the coalescing window: a removal, rollback, quarantine or residency change
 	Configured     bool                   `protobuf:"varint,8,opt,name=configured,proto3" json:"configured,omitempty"`                                 // a flag, policy, sharing rule or rollout names it: it stays in the list
 	unknownFields  protoimpl.UnknownFields
 	sizeCache      protoimpl.SizeCache
@@ -134,6 +134,113 @@ func (x *ServiceHead) GetConfigured() bool {
 	return false
 }
 
+// services: how many there are. Index services, score 0: their names.
+type ServiceList struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Count         uint32                 `protobuf:"varint,1,opt,name=count,proto3" json:"count,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ServiceList) Reset() {
+	*x = ServiceList{}
+	mi := &file_state_v1_service_proto_msgTypes[1]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ServiceList) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ServiceList) ProtoMessage() {}
+
+func (x *ServiceList) ProtoReflect() protoreflect.Message {
+	mi := &file_state_v1_service_proto_msgTypes[1]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ServiceList.ProtoReflect.Descriptor instead.
+func (*ServiceList) Descriptor() ([]byte, []int) {
+	return file_state_v1_service_proto_rawDescGZIP(), []int{1}
+}
+
+func (x *ServiceList) GetCount() uint32 {
+	if x != nil {
+		return x.Count
+	}
+	return 0
+}
+
+// svc/<service>/calls/<endpoint>: outcomes of one endpoint in three slots of
+// 10 s, for its share of errors. Soft.
+type EndpointCalls struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Slot          int64                  `protobuf:"varint,1,opt,name=slot,proto3" json:"slot,omitempty"`                // unix time in 10 s, of the newest slot
+	Requests      []uint32               `protobuf:"varint,2,rep,packed,name=requests,proto3" json:"requests,omitempty"` // newest first
+	Errors        []uint32               `protobuf:"varint,3,rep,packed,name=errors,proto3" json:"errors,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *EndpointCalls) Reset() {
+	*x = EndpointCalls{}
+	mi := &file_state_v1_service_proto_msgTypes[2]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *EndpointCalls) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*EndpointCalls) ProtoMessage() {}
+
+func (x *EndpointCalls) ProtoReflect() protoreflect.Message {
+	mi := &file_state_v1_service_proto_msgTypes[2]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use EndpointCalls.ProtoReflect.Descriptor instead.
+func (*EndpointCalls) Descriptor() ([]byte, []int) {
+	return file_state_v1_service_proto_rawDescGZIP(), []int{2}
+}
+
+func (x *EndpointCalls) GetSlot() int64 {
+	if x != nil {
+		return x.Slot
+	}
+	return 0
+}
+
+func (x *EndpointCalls) GetRequests() []uint32 {
+	if x != nil {
+		return x.Requests
+	}
+	return nil
+}
+
+func (x *EndpointCalls) GetErrors() []uint32 {
+	if x != nil {
+		return x.Errors
+	}
+	return nil
+}
+
 type Cell struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Variant       string                 `protobuf:"bytes,1,opt,name=variant,proto3" json:"variant,omitempty"`
@@ -145,7 +252,7 @@ type Cell struct {
 
 func (x *Cell) Reset() {
 	*x = Cell{}
-	mi := &file_state_v1_service_proto_msgTypes[1]
+	mi := &file_state_v1_service_proto_msgTypes[3]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -157,7 +264,7 @@ func (x *Cell) String() string {
 func (*Cell) ProtoMessage() {}
 
 func (x *Cell) ProtoReflect() protoreflect.Message {
-	mi := &file_state_v1_service_proto_msgTypes[1]
+	mi := &file_state_v1_service_proto_msgTypes[3]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -170,7 +277,7 @@ func (x *Cell) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Cell.ProtoReflect.Descriptor instead.
 func (*Cell) Descriptor() ([]byte, []int) {
-	return file_state_v1_service_proto_rawDescGZIP(), []int{1}
+	return file_state_v1_service_proto_rawDescGZIP(), []int{3}
 }
 
 func (x *Cell) GetVariant() string {
@@ -209,7 +316,7 @@ type EndpointState struct {
 
 func (x *EndpointState) Reset() {
 	*x = EndpointState{}
-	mi := &file_state_v1_service_proto_msgTypes[2]
+	mi := &file_state_v1_service_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -221,7 +328,7 @@ func (x *EndpointState) String() string {
 func (*EndpointState) ProtoMessage() {}
 
 func (x *EndpointState) ProtoReflect() protoreflect.Message {
-	mi := &file_state_v1_service_proto_msgTypes[2]
+	mi := &file_state_v1_service_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -234,7 +341,7 @@ func (x *EndpointState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EndpointState.ProtoReflect.Descriptor instead.
 func (*EndpointState) Descriptor() ([]byte, []int) {
-	return file_state_v1_service_proto_rawDescGZIP(), []int{2}
+	return file_state_v1_service_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *EndpointState) GetEndpoint() *v1.Endpoint {
@@ -289,7 +396,7 @@ type FlagState struct {
 
 func (x *FlagState) Reset() {
 	*x = FlagState{}
-	mi := &file_state_v1_service_proto_msgTypes[3]
+	mi := &file_state_v1_service_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -301,7 +408,7 @@ func (x *FlagState) String() string {
 func (*FlagState) ProtoMessage() {}
 
 func (x *FlagState) ProtoReflect() protoreflect.Message {
-	mi := &file_state_v1_service_proto_msgTypes[3]
+	mi := &file_state_v1_service_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -314,7 +421,7 @@ func (x *FlagState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FlagState.ProtoReflect.Descriptor instead.
 func (*FlagState) Descriptor() ([]byte, []int) {
-	return file_state_v1_service_proto_rawDescGZIP(), []int{3}
+	return file_state_v1_service_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *FlagState) GetRule() *v1.FlagRule {
@@ -335,7 +442,7 @@ type Weights struct {
 
 func (x *Weights) Reset() {
 	*x = Weights{}
-	mi := &file_state_v1_service_proto_msgTypes[4]
+	mi := &file_state_v1_service_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -347,7 +454,7 @@ func (x *Weights) String() string {
 func (*Weights) ProtoMessage() {}
 
 func (x *Weights) ProtoReflect() protoreflect.Message {
-	mi := &file_state_v1_service_proto_msgTypes[4]
+	mi := &file_state_v1_service_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -360,7 +467,7 @@ func (x *Weights) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Weights.ProtoReflect.Descriptor instead.
 func (*Weights) Descriptor() ([]byte, []int) {
-	return file_state_v1_service_proto_rawDescGZIP(), []int{4}
+	return file_state_v1_service_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *Weights) GetWeights() []*v1.VariantWeight {
@@ -387,7 +494,7 @@ type Quarantine struct {
 
 func (x *Quarantine) Reset() {
 	*x = Quarantine{}
-	mi := &file_state_v1_service_proto_msgTypes[5]
+	mi := &file_state_v1_service_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -399,7 +506,7 @@ func (x *Quarantine) String() string {
 func (*Quarantine) ProtoMessage() {}
 
 func (x *Quarantine) ProtoReflect() protoreflect.Message {
-	mi := &file_state_v1_service_proto_msgTypes[5]
+	mi := &file_state_v1_service_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -412,7 +519,7 @@ func (x *Quarantine) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Quarantine.ProtoReflect.Descriptor instead.
 func (*Quarantine) Descriptor() ([]byte, []int) {
-	return file_state_v1_service_proto_rawDescGZIP(), []int{5}
+	return file_state_v1_service_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *Quarantine) GetVariants() []*QuarantinedVariant {
@@ -434,7 +541,7 @@ type QuarantinedVariant struct {
 
 func (x *QuarantinedVariant) Reset() {
 	*x = QuarantinedVariant{}
-	mi := &file_state_v1_service_proto_msgTypes[6]
+	mi := &file_state_v1_service_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -446,7 +553,7 @@ func (x *QuarantinedVariant) String() string {
 func (*QuarantinedVariant) ProtoMessage() {}
 
 func (x *QuarantinedVariant) ProtoReflect() protoreflect.Message {
-	mi := &file_state_v1_service_proto_msgTypes[6]
+	mi := &file_state_v1_service_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -459,7 +566,7 @@ func (x *QuarantinedVariant) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use QuarantinedVariant.ProtoReflect.Descriptor instead.
 func (*QuarantinedVariant) Descriptor() ([]byte, []int) {
-	return file_state_v1_service_proto_rawDescGZIP(), []int{6}
+	return file_state_v1_service_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *QuarantinedVariant) GetVariant() string {
@@ -500,7 +607,7 @@ type Policy struct {
 
 func (x *Policy) Reset() {
 	*x = Policy{}
-	mi := &file_state_v1_service_proto_msgTypes[7]
+	mi := &file_state_v1_service_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -512,7 +619,7 @@ func (x *Policy) String() string {
 func (*Policy) ProtoMessage() {}
 
 func (x *Policy) ProtoReflect() protoreflect.Message {
-	mi := &file_state_v1_service_proto_msgTypes[7]
+	mi := &file_state_v1_service_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -525,7 +632,7 @@ func (x *Policy) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Policy.ProtoReflect.Descriptor instead.
 func (*Policy) Descriptor() ([]byte, []int) {
-	return file_state_v1_service_proto_rawDescGZIP(), []int{7}
+	return file_state_v1_service_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *Policy) GetPolicy() *v1.ServicePolicy {
@@ -547,7 +654,7 @@ type PlanState struct {
 
 func (x *PlanState) Reset() {
 	*x = PlanState{}
-	mi := &file_state_v1_service_proto_msgTypes[8]
+	mi := &file_state_v1_service_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -559,7 +666,7 @@ func (x *PlanState) String() string {
 func (*PlanState) ProtoMessage() {}
 
 func (x *PlanState) ProtoReflect() protoreflect.Message {
-	mi := &file_state_v1_service_proto_msgTypes[8]
+	mi := &file_state_v1_service_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -572,7 +679,7 @@ func (x *PlanState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PlanState.ProtoReflect.Descriptor instead.
 func (*PlanState) Descriptor() ([]byte, []int) {
-	return file_state_v1_service_proto_rawDescGZIP(), []int{8}
+	return file_state_v1_service_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *PlanState) GetPlan() *v1.Plan {
@@ -613,7 +720,13 @@ const file_state_v1_service_proto_rawDesc = "" +
 	"\x06urgent\x18\t \x01(\x04R\x06urgent\x12\x1e\n" +
 	"\n" +
 	"configured\x18\b \x01(\bR\n" +
-	"configured\"L\n" +
+	"configured\"#\n" +
+	"\vServiceList\x12\x14\n" +
+	"\x05count\x18\x01 \x01(\rR\x05count\"W\n" +
+	"\rEndpointCalls\x12\x12\n" +
+	"\x04slot\x18\x01 \x01(\x03R\x04slot\x12\x1a\n" +
+	"\brequests\x18\x02 \x03(\rR\brequests\x12\x16\n" +
+	"\x06errors\x18\x03 \x03(\rR\x06errors\"L\n" +
 	"\x04Cell\x12\x18\n" +
 	"\avariant\x18\x01 \x01(\tR\avariant\x12\x16\n" +
 	"\x06region\x18\x02 \x01(\tR\x06region\x12\x12\n" +
@@ -665,33 +778,35 @@ func file_state_v1_service_proto_rawDescGZIP() []byte {
 	return file_state_v1_service_proto_rawDescData
 }
 
-var file_state_v1_service_proto_msgTypes = make([]protoimpl.MessageInfo, 10)
+var file_state_v1_service_proto_msgTypes = make([]protoimpl.MessageInfo, 12)
 var file_state_v1_service_proto_goTypes = []any{
 	(*ServiceHead)(nil),        // 0: state.v1.ServiceHead
-	(*Cell)(nil),               // 1: state.v1.Cell
-	(*EndpointState)(nil),      // 2: state.v1.EndpointState
-	(*FlagState)(nil),          // 3: state.v1.FlagState
-	(*Weights)(nil),            // 4: state.v1.Weights
-	(*Quarantine)(nil),         // 5: state.v1.Quarantine
-	(*QuarantinedVariant)(nil), // 6: state.v1.QuarantinedVariant
-	(*Policy)(nil),             // 7: state.v1.Policy
-	(*PlanState)(nil),          // 8: state.v1.PlanState
-	nil,                        // 9: state.v1.EndpointState.LabelsEntry
-	(*v1.Endpoint)(nil),        // 10: dona.v1.Endpoint
-	(*v1.FlagRule)(nil),        // 11: dona.v1.FlagRule
-	(*v1.VariantWeight)(nil),   // 12: dona.v1.VariantWeight
-	(*v1.ServicePolicy)(nil),   // 13: dona.v1.ServicePolicy
-	(*v1.Plan)(nil),            // 14: dona.v1.Plan
+	(*ServiceList)(nil),        // 1: state.v1.ServiceList
+	(*EndpointCalls)(nil),      // 2: state.v1.EndpointCalls
+	(*Cell)(nil),               // 3: state.v1.Cell
+	(*EndpointState)(nil),      // 4: state.v1.EndpointState
+	(*FlagState)(nil),          // 5: state.v1.FlagState
+	(*Weights)(nil),            // 6: state.v1.Weights
+	(*Quarantine)(nil),         // 7: state.v1.Quarantine
+	(*QuarantinedVariant)(nil), // 8: state.v1.QuarantinedVariant
+	(*Policy)(nil),             // 9: state.v1.Policy
+	(*PlanState)(nil),          // 10: state.v1.PlanState
+	nil,                        // 11: state.v1.EndpointState.LabelsEntry
+	(*v1.Endpoint)(nil),        // 12: dona.v1.Endpoint
+	(*v1.FlagRule)(nil),        // 13: dona.v1.FlagRule
+	(*v1.VariantWeight)(nil),   // 14: dona.v1.VariantWeight
+	(*v1.ServicePolicy)(nil),   // 15: dona.v1.ServicePolicy
+	(*v1.Plan)(nil),            // 16: dona.v1.Plan
 }
 var file_state_v1_service_proto_depIdxs = []int32{
-	1,  // 0: state.v1.ServiceHead.cells:type_name -> state.v1.Cell
-	10, // 1: state.v1.EndpointState.endpoint:type_name -> dona.v1.Endpoint
-	9,  // 2: state.v1.EndpointState.labels:type_name -> state.v1.EndpointState.LabelsEntry
-	11, // 3: state.v1.FlagState.rule:type_name -> dona.v1.FlagRule
-	12, // 4: state.v1.Weights.weights:type_name -> dona.v1.VariantWeight
-	6,  // 5: state.v1.Quarantine.variants:type_name -> state.v1.QuarantinedVariant
-	13, // 6: state.v1.Policy.policy:type_name -> dona.v1.ServicePolicy
-	14, // 7: state.v1.PlanState.plan:type_name -> dona.v1.Plan
+	3,  // 0: state.v1.ServiceHead.cells:type_name -> state.v1.Cell
+	12, // 1: state.v1.EndpointState.endpoint:type_name -> dona.v1.Endpoint
+	11, // 2: state.v1.EndpointState.labels:type_name -> state.v1.EndpointState.LabelsEntry
+	13, // 3: state.v1.FlagState.rule:type_name -> dona.v1.FlagRule
+	14, // 4: state.v1.Weights.weights:type_name -> dona.v1.VariantWeight
+	8,  // 5: state.v1.Quarantine.variants:type_name -> state.v1.QuarantinedVariant
+	15, // 6: state.v1.Policy.policy:type_name -> dona.v1.ServicePolicy
+	16, // 7: state.v1.PlanState.plan:type_name -> dona.v1.Plan
 	8,  // [8:8] is the sub-list for method output_type
 	8,  // [8:8] is the sub-list for method input_type
 	8,  // [8:8] is the sub-list for extension type_name
@@ -710,7 +825,7 @@ func file_state_v1_service_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_state_v1_service_proto_rawDesc), len(file_state_v1_service_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   10,
+			NumMessages:   12,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

@@ -1,0 +1,269 @@
+package service
+
+import (
+	"maps"
+	"math"
+	"time"
+
+	donav1 "github.com/dodona-project/dodona/proto/dona/v1"
+	statev1 "github.com/dodona-project/dodona/proto/state/v1"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/dodona-project/dodona/host/audit"
+	"github.com/dodona-project/dodona/host/session"
+	"github.com/dodona-project/dodona/host/store"
+)
+
+// Plane implements session.Plane: an endpoint is there because of its lease and
+// goes with it.
+var _ session.Plane = (*Plane)(nil)
+
+// Registered writes the endpoint of a new lease. One that comes back unchanged,
+// after a restart of the host or a lost connection, writes nothing but its
+// generation, so nothing is pushed and no entry is made.
+func (p *Plane) Registered(tx store.Tx, lease, previous *statev1.Lease, payload proto.Message) error {
+	beat := payload.(*donav1.EndpointHeartbeat)
+	key := endpointKey(lease.Scope, lease.Id)
+	var old statev1.EndpointState
+	version, err := store.Load(tx, key, &old)
+	if err != nil {
+		return err
+	}
+	next := &statev1.EndpointState{
+		Endpoint: &donav1.Endpoint{
+			Id: beat.EndpointId, Address: beat.Address, Variant: beat.Variant, Region: beat.Region, Zone: beat.Zone,
+		},
+		Labels:       beat.Labels,
+		Capacity:     beat.Capacity,
+		Generation:   lease.Generation,
+		RegisteredMs: tx.Now().UnixMilli(),
+		Draining:     beat.Draining,
+	}
+	same := version != 0 && old.Endpoint.Address == beat.Address && old.Endpoint.Variant == beat.Variant &&
+		old.Endpoint.Region == beat.Region && old.Endpoint.Zone == beat.Zone && maps.Equal(old.Labels, beat.Labels)
+	if same {
+		next.RegisteredMs = old.RegisteredMs
+		next.Endpoint.LbWeight = old.Endpoint.LbWeight
+	}
+	next.Endpoint.LbWeight, err = p.weigh(tx, lease, next)
+	if err != nil {
+		return err
+	}
+	if err := store.Save(tx, key, next); err != nil {
+		return err
+	}
+	var was *statev1.EndpointState
+	if version != 0 {
+		was = &old
+	} else if err := tx.IndexPut(endpointIndex(lease.Scope), lease.Id, 0); err != nil {
+		return err
+	}
+	if same && proto.Equal(old.Endpoint, next.Endpoint) && old.Draining == next.Draining {
+		return nil
+	}
+	if err := p.touch(tx, lease.Scope, endpointChange(was, next)); err != nil {
+		return err
+	}
+	if same {
+		return nil
+	}
+	reason := ""
+	if version != 0 {
+		reason = "replaces an endpoint of this id"
+	}
+	return p.audit.Append(tx, lease.Scope, audit.Entry{Kind: "endpoint.register", Actor: p.host, Detail: map[string]string{
+		"endpoint_id": lease.Id, "variant": beat.Variant, "region": beat.Region, "reason": reason,
+	}})
+}
+
+// Beat moves the endpoint's weight by what the heartbeat and the reports say.
+func (p *Plane) Beat(tx store.Tx, lease *statev1.Lease, payload proto.Message) error {
+	beat := payload.(*donav1.EndpointHeartbeat)
+	key := endpointKey(lease.Scope, lease.Id)
+	var old statev1.EndpointState
+	version, err := store.Load(tx, key, &old)
+	if err != nil || version == 0 {
+		return err
+	}
+	next := proto.Clone(&old).(*statev1.EndpointState)
+	next.Draining = beat.Draining
+	if beat.Capacity != 0 {
+		next.Capacity = beat.Capacity
+	}
+	if next.Endpoint.LbWeight, err = p.weigh(tx, lease, next); err != nil {
+		return err
+	}
+	if proto.Equal(&old, next) {
+		return nil
+	}
+	if err := store.Save(tx, key, next); err != nil {
+		return err
+	}
+	if proto.Equal(old.Endpoint, next.Endpoint) && old.Draining == next.Draining {
+		return nil
+	}
+	return p.touch(tx, lease.Scope, endpointChange(&old, next))
+}
+
+// Ended removes the endpoint of a lease that ended.
+func (p *Plane) Ended(tx store.Tx, lease *statev1.Lease, reason session.Reason) error {
+	key := endpointKey(lease.Scope, lease.Id)
+	var old statev1.EndpointState
+	version, err := store.Load(tx, key, &old)
+	if err != nil || version == 0 {
+		return err
+	}
+	if err := tx.Delete(key); err != nil {
+		return err
+	}
+	if err := tx.Delete(callsKey(lease.Scope, lease.Id)); err != nil {
+		return err
+	}
+	if err := tx.IndexDelete(endpointIndex(lease.Scope), lease.Id); err != nil {
+		return err
+	}
+	if err := p.touch(tx, lease.Scope, endpointChange(&old, nil)); err != nil {
+		return err
+	}
+	return p.audit.Append(tx, lease.Scope, audit.Entry{Kind: "endpoint.gone", Actor: p.host, Detail: map[string]string{
+		"endpoint_id": lease.Id, "variant": old.Endpoint.Variant, "region": old.Endpoint.Region, "reason": string(reason),
+	}})
+}
+
+// endpointChange is what going from one state of an endpoint to another does to
+// the head; nil stands for not being there.
+func endpointChange(from, to *statev1.EndpointState) change {
+	var c change
+	if from != nil {
+		c.endpoints--
+		c.bytes -= itemBytes(from.Endpoint)
+	}
+	if to != nil {
+		c.endpoints++
+		c.bytes += itemBytes(to.Endpoint)
+	}
+	// What clients must stop using soon, they hear of soon.
+	c.urgent = from != nil && !from.Draining && (to == nil || to.Draining)
+	c.cell = func(head *statev1.ServiceHead) {
+		if from != nil && !from.Draining {
+			if at := cell(head, from.Endpoint.Variant, from.Endpoint.Region); at.Live > 0 {
+				at.Live--
+			}
+		}
+		if to != nil && !to.Draining {
+			cell(head, to.Endpoint.Variant, to.Endpoint.Region).Live++
+		}
+	}
+	return c
+}
+
+// weigh computes an endpoint's lb_weight from its lease and what was reported of
+// its calls, and keeps the published one unless it moved enough.
+func (p *Plane) weigh(tx store.ReadTx, lease *statev1.Lease, ep *statev1.EndpointState) (uint32, error) {
+	var calls statev1.EndpointCalls
+	if _, err := store.Load(tx, callsKey(lease.Scope, lease.Id), &calls); err != nil {
+		return 0, err
+	}
+	now := tx.Now()
+	requests, errs := recentCalls(&calls, now)
+	return Published(ep.Endpoint.LbWeight, LBWeight(Load{
+		Utilization: lease.Utilization,
+		InFlight:    lease.InFlight,
+		Capacity:    ep.Capacity,
+		Requests:    requests,
+		Errors:      errs,
+		Age:         now.Sub(time.UnixMilli(ep.RegisteredMs)),
+		Draining:    ep.Draining,
+	})), nil
+}
+
+// Load is what an endpoint's weight is computed from.
+type Load struct {
+	Utilization float64 // 0 to 1, smoothed; 0 = not reported
+	InFlight    uint32
+	Capacity    uint32 // 0 = not reported
+	Requests    uint64 // of the last 30 s
+	Errors      uint64
+	Age         time.Duration // since the endpoint appeared
+	Draining    bool
+}
+
+const (
+	slowStart      = 30 * time.Second
+	slowStartFloor = 10
+	fewCalls       = 20 // fewer say nothing about errors
+)
+
+// LBWeight is the weight of an endpoint, 1 to 100, or 0 when it drains: less for
+// one that is busy, fails or has just started. In steps of 5.
+func LBWeight(l Load) uint32 {
+	if l.Draining {
+		return 0
+	}
+	u := l.Utilization
+	if u == 0 && l.Capacity > 0 {
+		u = float64(l.InFlight) / float64(l.Capacity)
+	}
+	var e float64
+	if l.Requests >= fewCalls {
+		e = float64(l.Errors) / float64(l.Requests)
+	}
+	w := min(max(math.Round(100*(1-min(u, 1))*(1-e)), 5), 100)
+	if l.Age < slowStart {
+		w = max(w*max(float64(l.Age), 0)/float64(slowStart), slowStartFloor)
+	}
+	return uint32(max(math.Round(w/5)*5, 5))
+}
+
+// Published is what is told to clients: the weight moves only by 10 or more, or
+// to and from 0, so that a snapshot does not change with every heartbeat.
+func Published(old, next uint32) uint32 {
+	diff := int64(next) - int64(old)
+	if old == 0 || next == 0 || diff >= 10 || diff <= -10 {
+		return next
+	}
+	return old
+}
+
+const (
+	callSlot  = 10 * time.Second
+	callSlots = 3
+)
+
+// CountCalls adds reported outcomes to an endpoint's share of errors. It is
+// called inside the transaction that counts the report; an endpoint that is not
+// there counts nothing.
+func (p *Plane) CountCalls(tx store.Tx, service, endpoint string, requests, errs uint32) error {
+	rec, err := tx.Get(endpointKey(service, endpoint))
+	if err != nil || !rec.Exists() {
+		return err
+	}
+	key := callsKey(service, endpoint)
+	var calls statev1.EndpointCalls
+	if _, err := store.Load(tx, key, &calls); err != nil {
+		return err
+	}
+	shift(&calls, tx.Now())
+	calls.Requests[0] += requests
+	calls.Errors[0] += errs
+	return store.Save(tx, key, &calls)
+}
+
+// shift moves the slots so that the newest is the one of now.
+func shift(calls *statev1.EndpointCalls, now time.Time) {
+	slot := now.UnixMilli() / callSlot.Milliseconds()
+	gone := min(max(slot-calls.Slot, 0), callSlots)
+	requests, errs := make([]uint32, callSlots), make([]uint32, callSlots)
+	copy(requests[gone:], calls.Requests)
+	copy(errs[gone:], calls.Errors)
+	calls.Slot, calls.Requests, calls.Errors = max(slot, calls.Slot), requests, errs
+}
+
+func recentCalls(calls *statev1.EndpointCalls, now time.Time) (requests, errs uint64) {
+	shift(calls, now)
+	for i := range calls.Requests {
+		requests += uint64(calls.Requests[i])
+		errs += uint64(calls.Errors[i])
+	}
+	return requests, errs
+}

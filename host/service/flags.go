@@ -1,0 +1,212 @@
+package service
+
+import (
+	"context"
+	"crypto/sha256"
+	"fmt"
+	"strconv"
+
+	donav1 "github.com/dodona-project/dodona/proto/dona/v1"
+	statev1 "github.com/dodona-project/dodona/proto/state/v1"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/dodona-project/dodona/host/audit"
+	"github.com/dodona-project/dodona/host/limits"
+	"github.com/dodona-project/dodona/host/refusal"
+	"github.com/dodona-project/dodona/host/store"
+)
+
+// operators that clients evaluate. One that is not here is refused, since a
+// client that does not know it gives the flag no variant.
+var operators = map[donav1.TargetingRule_Operator]bool{
+	donav1.TargetingRule_OPERATOR_UNSPECIFIED: true, // read as IN
+	donav1.TargetingRule_OPERATOR_IN:          true,
+	donav1.TargetingRule_OPERATOR_NOT_IN:      true,
+	donav1.TargetingRule_OPERATOR_EXISTS:      true,
+}
+
+// CheckFlag says what is wrong with a SetFlag request by itself.
+func CheckFlag(req *donav1.SetFlagRequest) error {
+	rule := req.GetRule()
+	if rule == nil {
+		return refusal.Field("rule", "is absent: it names the service and the flag")
+	}
+	if err := refusal.Check("rule.service", limits.Service(rule.Service)); err != nil {
+		return err
+	}
+	if err := refusal.Check("rule.flag", limits.Name(rule.Flag)); err != nil {
+		return err
+	}
+	if req.Delete {
+		return nil
+	}
+	if rule.RolloutPercent > 100 {
+		return refusal.Field("rule.rollout_percent", "is %d: allowed are 0 to 100", rule.RolloutPercent)
+	}
+	if rule.RolloutVariant != "" || rule.RolloutPercent > 0 {
+		if err := refusal.Check("rule.rollout_variant", limits.Name(rule.RolloutVariant)); err != nil {
+			return err
+		}
+	}
+	if rule.HashVersion > 1 {
+		return refusal.Field("rule.hash_version", "is %d: known are 0 and 1 (dona-bucket-v1)", rule.HashVersion)
+	}
+	if len(rule.Targeting) > limits.TargetingRules {
+		return refusal.Field("rule.targeting", "has %d rules: allowed are at most %d", len(rule.Targeting), limits.TargetingRules)
+	}
+	for i, t := range rule.Targeting {
+		if err := checkTargeting(fmt.Sprintf("rule.targeting[%d].", i), t); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func checkTargeting(at string, t *donav1.TargetingRule) error {
+	if t.GetAttribute() == "" {
+		return refusal.Field(at+"attribute", "is empty: it names the request attribute to look at")
+	}
+	if err := refusal.Check(at+"attribute", limits.Text(t.Attribute, limits.AttributeLen)); err != nil {
+		return err
+	}
+	if !operators[t.Operator] {
+		if _, known := donav1.TargetingRule_Operator_name[int32(t.Operator)]; !known {
+			return refusal.Field(at+"operator", "is %d: known are IN, NOT_IN and EXISTS", t.Operator)
+		}
+		return refusal.Field(at+"operator", "is %s: supported are IN, NOT_IN and EXISTS", t.Operator)
+	}
+	if err := refusal.Check(at+"variant", limits.Name(t.Variant)); err != nil {
+		return err
+	}
+	exists := t.Operator == donav1.TargetingRule_OPERATOR_EXISTS
+	switch {
+	case exists && len(t.Values) > 0:
+		return refusal.Field(at+"values", "has %d values: EXISTS takes none", len(t.Values))
+	case !exists && len(t.Values) == 0:
+		return refusal.Field(at+"values", "is empty: at least one value is compared with the attribute")
+	case len(t.Values) > limits.TargetingValues:
+		return refusal.Field(at+"values", "has %d values: allowed are at most %d", len(t.Values), limits.TargetingValues)
+	}
+	for j, v := range t.Values {
+		if len(v) > limits.ValueLen {
+			return refusal.Field(fmt.Sprintf("%svalues[%d]", at, j), "has %d bytes: allowed are at most %d", len(v), limits.ValueLen)
+		}
+	}
+	return nil
+}
+
+// SetFlag sets or deletes a flag. The same rule again changes nothing and
+// writes no entry. Refusals: Invalid, NotFound (delete), Precondition
+// (expected_version is not current), Exhausted (limits).
+func (p *Plane) SetFlag(ctx context.Context, actor string, req *donav1.SetFlagRequest) error {
+	if err := CheckFlag(req); err != nil {
+		return err
+	}
+	rule := proto.Clone(req.Rule).(*donav1.FlagRule)
+	rule.Version = 0 // the host's to say
+	return p.store.Update(ctx, store.Hard, func(tx store.Tx) error {
+		key := flagKey(rule.Service, rule.Flag)
+		var old statev1.FlagState
+		version, err := store.Load(tx, key, &old)
+		if err != nil {
+			return err
+		}
+		if req.Delete && version == 0 {
+			return refusal.New(refusal.NotFound, "service %s has no flag %s", rule.Service, rule.Flag)
+		}
+		if req.ExpectedVersion != 0 && req.ExpectedVersion != version {
+			return &refusal.Error{Kind: refusal.Precondition, Field: "expected_version", Text: fmt.Sprintf(
+				"is %d: flag %s is at version %d now; read it again", req.ExpectedVersion, rule.Flag, version)}
+		}
+		if req.Delete {
+			return p.deleteFlag(tx, actor, rule, &old)
+		}
+		if version != 0 && proto.Equal(old.Rule, rule) {
+			return nil
+		}
+		if err := store.Save(tx, key, &statev1.FlagState{Rule: rule}); err != nil {
+			return err
+		}
+		if err := tx.IndexPut(flagIndex(rule.Service), rule.Flag, 0); err != nil {
+			return err
+		}
+		c := change{configured: true, bytes: flagBytes(rule)}
+		if version != 0 {
+			c.bytes -= flagBytes(old.Rule)
+		} else {
+			c.flags = 1
+		}
+		if err := p.touch(tx, rule.Service, c); err != nil {
+			return err
+		}
+		return p.audit.Append(tx, rule.Service, audit.Entry{Kind: "flag.set", Actor: actor, Detail: flagDetail(rule)})
+	})
+}
+
+func (p *Plane) deleteFlag(tx store.Tx, actor string, rule *donav1.FlagRule, old *statev1.FlagState) error {
+	if err := tx.Delete(flagKey(rule.Service, rule.Flag)); err != nil {
+		return err
+	}
+	if err := tx.IndexDelete(flagIndex(rule.Service), rule.Flag); err != nil {
+		return err
+	}
+	if err := p.touch(tx, rule.Service, change{flags: -1, bytes: -flagBytes(old.Rule)}); err != nil {
+		return err
+	}
+	return p.audit.Append(tx, rule.Service, audit.Entry{Kind: "flag.delete", Actor: actor, Detail: map[string]string{"flag": rule.Flag}})
+}
+
+// flagBytes counts the version too, which is only known once it is written.
+func flagBytes(rule *donav1.FlagRule) int { return itemBytes(rule) + 11 }
+
+func flagDetail(rule *donav1.FlagRule) map[string]string {
+	d := map[string]string{
+		"flag":            rule.Flag,
+		"rollout_percent": strconv.FormatUint(uint64(rule.RolloutPercent), 10),
+		"rollout_variant": rule.RolloutVariant,
+	}
+	if rule.Disabled {
+		d["disabled"] = "true"
+	}
+	if len(rule.Targeting) > 0 {
+		// The values may be names of people: the log holds their hash.
+		h := sha256.New()
+		for _, t := range rule.Targeting {
+			b, _ := proto.MarshalOptions{Deterministic: true}.Marshal(t)
+			fmt.Fprintf(h, "%d\n%s", len(b), b)
+		}
+		d["rules"] = strconv.Itoa(len(rule.Targeting))
+		d["rules_sha256"] = fmt.Sprintf("%x", h.Sum(nil))
+	}
+	return d
+}
+
+// Flags reads the service's rules, sorted by flag key bytes, each with its
+// version.
+func (p *Plane) Flags(tx store.ReadTx, service string) ([]*donav1.FlagRule, error) {
+	entries, err := tx.Scan(flagIndex(service), 0, 0, 0)
+	if err != nil {
+		return nil, err
+	}
+	keys := make([]string, len(entries))
+	for i, e := range entries {
+		keys[i] = flagKey(service, e.Member)
+	}
+	records, err := tx.GetMany(keys...)
+	if err != nil {
+		return nil, err
+	}
+	rules := make([]*donav1.FlagRule, 0, len(records))
+	for i, rec := range records {
+		if !rec.Exists() {
+			continue
+		}
+		var f statev1.FlagState
+		if err := proto.Unmarshal(rec.Value, &f); err != nil {
+			return nil, fmt.Errorf("service: flag %s of %s: %w", entries[i].Member, service, err)
+		}
+		f.Rule.Version = rec.Version
+		rules = append(rules, f.Rule)
+	}
+	return rules, nil // Scan sorts members of one score by bytes
+}

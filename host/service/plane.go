@@ -1,0 +1,264 @@
+// Package service keeps the state of the service plane: endpoints, flags,
+// weights, quarantine, residency and strategy, and builds from it the snapshot
+// that clients decide by.
+//
+// [Plane] holds functions on store transactions; host/session, host/rollout and
+// host/api call them inside their own. [Builder] reads one service at one
+// revision and makes its snapshot, the same one on every host. [Planner] has
+// plans compiled by strategy plugins, aside: no snapshot ever waits for one.
+//
+// What it promises:
+//
+//   - The version of a snapshot is the revision of the last write of the
+//     service's head record. Every change that shapes the snapshot writes the
+//     head in the same transaction; a transaction that changes nothing writes
+//     none, so nothing is pushed.
+//   - A control action and its audit entry are one transaction.
+//   - Limits (endpoints, flags, encoded bytes) are refused when something is
+//     written, naming service and size, and never found out when it is sent.
+package service
+
+import (
+	"fmt"
+	"slices"
+
+	donav1 "github.com/dodona-project/dodona/proto/dona/v1"
+	statev1 "github.com/dodona-project/dodona/proto/state/v1"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/dodona-project/dodona/host/audit"
+	"github.com/dodona-project/dodona/host/limits"
+	"github.com/dodona-project/dodona/host/refusal"
+	"github.com/dodona-project/dodona/host/store"
+)
+
+// Plane reads and writes the service plane's records. It holds no state: safe
+// for concurrent use.
+type Plane struct {
+	store store.Store
+	audit *audit.Log
+	host  string // actor of what the host does by itself
+}
+
+// New returns the plane over a store. hostID names this host in audit entries.
+func New(st store.Store, log *audit.Log, hostID string) *Plane {
+	return &Plane{store: st, audit: log, host: "host:" + hostID}
+}
+
+// servicesIndex lists every service that has a head record.
+const (
+	servicesIndex = "services"
+	servicesKey   = "services"
+)
+
+func headKey(service string) string            { return "svc/" + service + "/head" }
+func weightsKey(service string) string         { return "svc/" + service + "/weights" }
+func quarantineKey(service string) string      { return "svc/" + service + "/quarantine" }
+func policyKey(service string) string          { return "svc/" + service + "/policy" }
+func planKey(service string) string            { return "svc/" + service + "/plan" }
+func flagIndex(service string) string          { return "svc/" + service + "/flag" }
+func flagKey(service, flag string) string      { return "svc/" + service + "/flag/" + flag }
+func endpointIndex(service string) string      { return "svc/" + service + "/ep" }
+func endpointKey(service, id string) string    { return "svc/" + service + "/ep/" + id }
+func callsKey(service, endpoint string) string { return "svc/" + service + "/calls/" + endpoint }
+
+// change is one write of a service's head: what it adds to the counts, and
+// whether it may wait for the coalescing window.
+type change struct {
+	urgent     bool // a removal, rollback, quarantine or residency change
+	endpoints  int
+	flags      int
+	bytes      int
+	configured bool
+	cell       func(*statev1.ServiceHead) // moves the live counts
+}
+
+// touch writes the head of a service, creating it when it is new, and refuses
+// what would exceed a limit. It is the one place where a version comes from.
+func (p *Plane) touch(tx store.Tx, service string, c change) error {
+	var head statev1.ServiceHead
+	version, err := store.Load(tx, headKey(service), &head)
+	if err != nil {
+		return err
+	}
+	if version == 0 {
+		if err := p.create(tx, service, &head); err != nil {
+			return err
+		}
+	}
+	endpoints, flags, bytes := int(head.Endpoints)+c.endpoints, int(head.Flags)+c.flags, int(head.EncodedBytes)+c.bytes
+	switch {
+	case c.endpoints > 0 && endpoints > limits.EndpointsPerService:
+		return refusal.New(refusal.Exhausted, "service %s has %d endpoints: allowed are at most %d", service, head.Endpoints, limits.EndpointsPerService)
+	case c.flags > 0 && flags > limits.FlagsPerService:
+		return refusal.New(refusal.Exhausted, "service %s has %d flags: allowed are at most %d", service, head.Flags, limits.FlagsPerService)
+	case c.bytes > 0 && bytes > limits.SnapshotBytes:
+		return refusal.New(refusal.Exhausted, "the snapshot of service %s would have %d bytes: allowed are at most %d", service, bytes, limits.SnapshotBytes)
+	}
+	head.Endpoints, head.Flags, head.EncodedBytes = uint32(max(endpoints, 0)), uint32(max(flags, 0)), uint64(max(bytes, 0))
+	head.Configured = head.Configured || c.configured
+	if c.cell != nil {
+		c.cell(&head)
+	}
+	if c.endpoints != 0 {
+		head.LastEndpointMs = tx.Now().UnixMilli()
+	}
+	if c.urgent {
+		// Not the revision itself: to read it would bind this transaction to
+		// one base. That the number moved is all a feed needs.
+		head.Urgent++
+	}
+	return store.Save(tx, headKey(service), &head)
+}
+
+func (p *Plane) create(tx store.Tx, service string, head *statev1.ServiceHead) error {
+	var list statev1.ServiceList
+	if _, err := store.Load(tx, servicesKey, &list); err != nil {
+		return err
+	}
+	if list.Count >= limits.Services {
+		return refusal.New(refusal.Exhausted, "there are %d services: allowed are at most %d", list.Count, limits.Services)
+	}
+	list.Count++
+	if err := store.Save(tx, servicesKey, &list); err != nil {
+		return err
+	}
+	head.Service, head.CreatedMs = service, tx.Now().UnixMilli()
+	return tx.IndexPut(servicesIndex, service, 0)
+}
+
+// Head reads what a feed needs to know without building: the version, and a
+// number that moves with each change that must not wait.
+func (p *Plane) Head(tx store.ReadTx, service string) (version, urgent uint64, err error) {
+	var head statev1.ServiceHead
+	version, err = store.Load(tx, headKey(service), &head)
+	return version, head.GetUrgent(), err
+}
+
+// Exists reports whether the service has ever been named by a flag, a policy or
+// an endpoint and was not collected since.
+func (p *Plane) Exists(tx store.ReadTx, service string) (bool, error) {
+	rec, err := tx.Get(headKey(service))
+	return rec.Exists(), err
+}
+
+// pastService is for how long a service with nothing but past endpoints stays.
+const pastService = 24 * 60 * 60 * 1000 // ms
+
+func past(head *statev1.ServiceHead, nowMS int64) bool {
+	return !head.GetConfigured() && head.GetEndpoints() == 0 && nowMS-head.GetLastEndpointMs() > pastService
+}
+
+// Services lists the services by name. One with nothing but past endpoints
+// leaves the list after 24 h.
+func (p *Plane) Services(tx store.ReadTx) ([]string, error) {
+	entries, err := tx.Scan(servicesIndex, 0, 0, 0)
+	if err != nil {
+		return nil, err
+	}
+	keys := make([]string, len(entries))
+	for i, e := range entries {
+		keys[i] = headKey(e.Member)
+	}
+	records, err := tx.GetMany(keys...)
+	if err != nil {
+		return nil, err
+	}
+	var names []string
+	for i, rec := range records {
+		var head statev1.ServiceHead
+		if !rec.Exists() {
+			continue
+		}
+		if err := proto.Unmarshal(rec.Value, &head); err != nil {
+			return nil, fmt.Errorf("service: head of %s: %w", entries[i].Member, err)
+		}
+		if !past(&head, tx.Now().UnixMilli()) {
+			names = append(names, entries[i].Member)
+		}
+	}
+	slices.Sort(names)
+	return names, nil
+}
+
+// itemBytes is what an item adds to the encoded snapshot: its tag, its length
+// and itself.
+func itemBytes(m proto.Message) int {
+	n := proto.Size(m)
+	if n == 0 {
+		return 0
+	}
+	return n + 1 + varintLen(n)
+}
+
+func varintLen(n int) int {
+	size := 1
+	for n >= 0x80 {
+		n >>= 7
+		size++
+	}
+	return size
+}
+
+// cell returns the live count of (variant, region), making it when needed.
+func cell(head *statev1.ServiceHead, variant, region string) *statev1.Cell {
+	at, found := slices.BinarySearchFunc(head.Cells, variant+"\x00"+region, func(c *statev1.Cell, key string) int {
+		switch have := c.Variant + "\x00" + c.Region; {
+		case have < key:
+			return -1
+		case have > key:
+			return 1
+		}
+		return 0
+	})
+	if !found {
+		head.Cells = slices.Insert(head.Cells, at, &statev1.Cell{Variant: variant, Region: region})
+	}
+	return head.Cells[at]
+}
+
+// count sums the live endpoints of a variant in regions; no regions means any.
+func count(head *statev1.ServiceHead, variant string, regions []string) (n int) {
+	for _, c := range head.GetCells() {
+		if c.Variant == variant && (len(regions) == 0 || slices.Contains(regions, c.Region)) {
+			n += int(c.Live)
+		}
+	}
+	return n
+}
+
+// LegalEndpoints counts the endpoints of a variant that may be picked: not
+// draining, and in a region that the policy allows.
+func (p *Plane) LegalEndpoints(tx store.ReadTx, service, variant string) (int, error) {
+	policy, err := p.Policy(tx, service)
+	if err != nil {
+		return 0, err
+	}
+	var head statev1.ServiceHead
+	if _, err := store.Load(tx, headKey(service), &head); err != nil {
+		return 0, err
+	}
+	return count(&head, variant, policy.GetResidency().GetAllowedRegions()), nil
+}
+
+// Endpoints counts the endpoints of a variant that are not draining, in any
+// region.
+func (p *Plane) Endpoints(tx store.ReadTx, service, variant string) (int, error) {
+	var head statev1.ServiceHead
+	if _, err := store.Load(tx, headKey(service), &head); err != nil {
+		return 0, err
+	}
+	return count(&head, variant, nil), nil
+}
+
+// Policy reads the service's policy; an empty one when none is set.
+func (p *Plane) Policy(tx store.ReadTx, service string) (*donav1.ServicePolicy, error) {
+	var rec statev1.Policy
+	if _, err := store.Load(tx, policyKey(service), &rec); err != nil {
+		return nil, err
+	}
+	if rec.Policy == nil {
+		rec.Policy = &donav1.ServicePolicy{}
+	}
+	return rec.Policy, nil
+}

@@ -1,0 +1,388 @@
+package service
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"hash/fnv"
+	"sync"
+	"time"
+
+	donav1 "github.com/dodona-project/dodona/proto/dona/v1"
+	pluginv1 "github.com/dodona-project/dodona/proto/plugin/v1"
+	statev1 "github.com/dodona-project/dodona/proto/state/v1"
+	"github.com/hashicorp/go-hclog"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/durationpb"
+	"google.golang.org/protobuf/types/known/structpb"
+
+	"github.com/dodona-project/dodona/host/store"
+)
+
+// A Compiler has a strategy plugin turn candidates into a plan that was checked.
+// It is the strategy side of the plugin boundary.
+type Compiler interface {
+	// Compile returns the plan and when to ask again (0 = on change only).
+	Compile(ctx context.Context, strategy string, config *structpb.Struct, req *pluginv1.CompileRequest) (*donav1.Plan, time.Duration, error)
+	// Changed receives after a strategy plugin became ready or went away.
+	Changed() <-chan struct{}
+}
+
+// Planner keeps every service's plan up to date. It re-reads what is and
+// compiles what changed, beside everything else: a slow or dead strategy plugin
+// leaves the last good plan in force and delays nobody.
+type Planner struct {
+	plane    *Plane
+	compiler Compiler
+	log      hclog.Logger
+	slots    chan struct{} // bounds the compiles under way
+
+	mu    sync.Mutex
+	state map[string]*planning
+}
+
+// planning is what the planner remembers of one service.
+type planning struct {
+	version  uint64            // of the head looked at last
+	changed  bool              // since the last compile began
+	inputs   [sha256.Size]byte // of the compile that the plan in force came from
+	failed   bool              // the last compile did
+	running  bool
+	refresh  time.Time // compile again, changed or not; zero = never
+	earliest time.Time // not before, so that a burst of changes is one compile
+}
+
+const (
+	planPause = 100 * time.Millisecond // least time between two compiles of a service
+	planRetry = time.Second            // after a failed one
+	planSlots = 8
+)
+
+// NewPlanner returns a planner; Run makes it work.
+func NewPlanner(plane *Plane, compiler Compiler, log hclog.Logger) *Planner {
+	return &Planner{plane: plane, compiler: compiler, log: log,
+		slots: make(chan struct{}, planSlots), state: map[string]*planning{}}
+}
+
+// Run plans until ctx ends and waits for the compiles under way.
+func (p *Planner) Run(ctx context.Context) error {
+	var compiles sync.WaitGroup
+	defer compiles.Wait()
+	notice := p.plane.store.Watch(ctx, "svc/")
+	// Retries, refreshes and pauses fall due without any notice.
+	tick := time.NewTicker(planPause)
+	defer tick.Stop()
+	look := true
+	for {
+		if look {
+			if err := p.look(ctx); err != nil && ctx.Err() == nil {
+				p.log.Error("cannot look at the services to plan", "error", err)
+			}
+		}
+		for service, refresh := range p.due(time.Now()) {
+			select {
+			case p.slots <- struct{}{}:
+			case <-ctx.Done():
+				return nil
+			}
+			compiles.Go(func() {
+				defer func() { <-p.slots }()
+				p.plan(ctx, service, refresh)
+			})
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case _, open := <-notice:
+			if !open {
+				return nil
+			}
+			look = true
+		case <-p.compiler.Changed():
+			p.again()
+			look = false
+		case <-tick.C:
+			look = false
+		}
+	}
+}
+
+// look notes which services' heads moved.
+func (p *Planner) look(ctx context.Context) error {
+	return p.plane.store.View(ctx, func(tx store.ReadTx) error {
+		services, err := p.plane.Services(tx)
+		if err != nil {
+			return err
+		}
+		for _, service := range services {
+			version, _, err := p.plane.Head(tx, service)
+			if err != nil {
+				return err
+			}
+			p.mu.Lock()
+			s := p.state[service]
+			if s == nil {
+				s = &planning{}
+				p.state[service] = s
+			}
+			if s.version != version {
+				s.version, s.changed = version, true
+			}
+			p.mu.Unlock()
+		}
+		return nil
+	})
+}
+
+// again has every service whose compile failed tried at once.
+func (p *Planner) again() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, s := range p.state {
+		if s.failed {
+			s.refresh, s.earliest = time.Now(), time.Time{}
+		}
+	}
+}
+
+// due takes the services whose time has come. The value tells a refresh
+// from a change.
+func (p *Planner) due(now time.Time) map[string]bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	services := map[string]bool{}
+	for service, s := range p.state {
+		refresh := !s.refresh.IsZero() && !s.refresh.After(now)
+		if s.running || s.earliest.After(now) || !s.changed && !refresh {
+			continue
+		}
+		s.running, s.changed = true, false
+		services[service] = refresh
+	}
+	return services
+}
+
+// done notes how a compile went.
+func (p *Planner) done(service string, change func(s *planning)) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	s := p.state[service]
+	s.running = false
+	change(s)
+}
+
+// plan compiles one service's plan. A change that leaves what the plan in force
+// was compiled from as it was (the plan's own publication is one) needs none.
+func (p *Planner) plan(ctx context.Context, service string, refresh bool) {
+	p.mu.Lock()
+	before := *p.state[service]
+	p.mu.Unlock()
+	now := time.Now()
+	failed := func(s *planning) {
+		s.failed, s.refresh, s.earliest = true, now.Add(planRetry), now.Add(planPause)
+	}
+	job, err := p.plane.planJob(ctx, service)
+	if err != nil {
+		if ctx.Err() == nil {
+			p.log.Error("cannot read what to plan", "service", service, "error", err)
+		}
+		p.done(service, failed)
+		return
+	}
+	if job == nil || job.inputs == before.inputs && !refresh {
+		p.done(service, func(s *planning) { s.earliest = now.Add(planPause) })
+		return
+	}
+	plan, again, err := p.compiler.Compile(ctx, job.strategy, job.config, job.request)
+	switch {
+	case ctx.Err() != nil:
+		return
+	case err != nil:
+		if !before.failed {
+			p.log.Warn("no plan from the strategy: the last good one stays", "service", service, "strategy", job.strategy, "error", err)
+		}
+		if err := p.plane.fallBack(ctx, service, job, err); err != nil && ctx.Err() == nil && !errors.Is(err, errOvertaken) {
+			p.log.Error("cannot store the fallback plan", "service", service, "error", err)
+		}
+		p.done(service, failed)
+		return
+	}
+	if err := p.plane.acceptPlan(ctx, service, job, plan); err != nil {
+		if ctx.Err() == nil && !errors.Is(err, errOvertaken) {
+			p.log.Error("cannot store the plan", "service", service, "error", err)
+		}
+		p.done(service, failed)
+		return
+	}
+	p.done(service, func(s *planning) {
+		s.inputs, s.failed, s.refresh, s.earliest = job.inputs, false, time.Time{}, now.Add(planPause)
+		if again > 0 {
+			s.refresh = now.Add(max(again, planRetry))
+		}
+	})
+}
+
+// planJob is what one compile needs.
+type planJob struct {
+	strategy string
+	config   *structpb.Struct
+	request  *pluginv1.CompileRequest
+	inputs   [sha256.Size]byte // of all that makes a new plan necessary
+	planned  uint64            // version of the plan record that this one replaces
+}
+
+// planJob reads a service's candidates; nil when it has none.
+func (p *Plane) planJob(ctx context.Context, service string) (job *planJob, err error) {
+	err = p.store.View(ctx, func(tx store.ReadTx) error {
+		job = nil
+		entries, err := tx.Scan(endpointIndex(service), 0, 0, 0)
+		if err != nil || len(entries) == 0 {
+			return err
+		}
+		policy, err := p.Policy(tx, service)
+		if err != nil {
+			return err
+		}
+		j := &planJob{strategy: policy.Strategy, config: policy.StrategyConfig}
+		if j.strategy == "" {
+			j.strategy = DefaultStrategy
+		}
+		var plan statev1.PlanState
+		if j.planned, err = store.Load(tx, planKey(service), &plan); err != nil {
+			return err
+		}
+		j.request = &pluginv1.CompileRequest{Scope: "service/" + service, Seed: seed(service), Previous: plan.Plan}
+		for _, e := range entries {
+			candidate, err := p.candidate(tx, service, e.Member)
+			if err != nil {
+				return err
+			}
+			if candidate != nil {
+				j.request.Candidates = append(j.request.Candidates, candidate)
+			}
+		}
+		if len(j.request.Candidates) > 0 {
+			j.inputs = planInputs(j)
+			job = j
+		}
+		return nil
+	})
+	return job, err
+}
+
+// candidate reads one endpoint as the strategy sees it; nil when it drains or
+// is gone.
+func (p *Plane) candidate(tx store.ReadTx, service, id string) (*pluginv1.Candidate, error) {
+	var ep statev1.EndpointState
+	if version, err := store.Load(tx, endpointKey(service, id), &ep); err != nil || version == 0 || ep.Draining {
+		return nil, err
+	}
+	var lease statev1.Lease
+	if _, err := store.Load(tx, "lease/service/"+service+"/"+id, &lease); err != nil {
+		return nil, err
+	}
+	var calls statev1.EndpointCalls
+	if _, err := store.Load(tx, callsKey(service, id), &calls); err != nil {
+		return nil, err
+	}
+	requests, errs := recentCalls(&calls, tx.Now())
+	c := &pluginv1.Candidate{
+		Id: id, Group: ep.Endpoint.Zone, Region: ep.Endpoint.Region,
+		Weight: max(ep.Endpoint.LbWeight, 1), Capacity: ep.Capacity,
+		Active: lease.InFlight, Utilization: min(lease.Utilization, 1), Requests: uint32(requests),
+		Age:    durationpb.New(max(tx.Now().Sub(time.UnixMilli(ep.RegisteredMs)), 0)),
+		Labels: ep.Labels,
+	}
+	if requests > 0 {
+		c.ErrorRate = float64(errs) / float64(requests)
+	}
+	return c, nil
+}
+
+// planInputs hashes what calls for a new plan: who the candidates are and what
+// they weigh. Load and age move all the time; a strategy that cares for them
+// asks to be refreshed.
+func planInputs(j *planJob) (sum [sha256.Size]byte) {
+	h := sha256.New()
+	text := func(s string) {
+		_ = binary.Write(h, binary.BigEndian, uint32(len(s)))
+		h.Write([]byte(s))
+	}
+	text(j.strategy)
+	config, _ := proto.MarshalOptions{Deterministic: true}.Marshal(j.config)
+	text(string(config))
+	for _, c := range j.request.Candidates {
+		text(c.Id)
+		text(c.Group)
+		text(c.Region)
+		_ = binary.Write(h, binary.BigEndian, [2]uint32{c.Weight, c.Capacity})
+	}
+	h.Sum(sum[:0])
+	return sum
+}
+
+// seed is the same on every host, so that all compile the same plan.
+func seed(service string) uint64 {
+	h := fnv.New64a()
+	h.Write([]byte(service))
+	return h.Sum64()
+}
+
+// errOvertaken means that another host stored a plan first.
+var errOvertaken = errors.New("service: another plan was stored meanwhile")
+
+func (p *Plane) acceptPlan(ctx context.Context, service string, job *planJob, plan *donav1.Plan) error {
+	return p.putPlan(ctx, service, job, func(old *statev1.PlanState) *statev1.PlanState {
+		plan := proto.Clone(plan).(*donav1.Plan)
+		plan.Strategy = job.strategy
+		return &statev1.PlanState{Plan: plan, Strategy: job.strategy, Note: "accepted from " + job.strategy}
+	})
+}
+
+// fallBack keeps the last good plan, or, where there is none of this strategy,
+// publishes round robin by lb_weight. The note says why.
+func (p *Plane) fallBack(ctx context.Context, service string, job *planJob, cause error) error {
+	why := cause.Error()
+	if len(why) > 200 {
+		why = why[:200]
+	}
+	return p.putPlan(ctx, service, job, func(old *statev1.PlanState) *statev1.PlanState {
+		if old.Plan != nil && old.Plan.Strategy == job.strategy {
+			return &statev1.PlanState{Plan: old.Plan, Strategy: job.strategy,
+				Note: fmt.Sprintf("last good plan of %s: %s", job.strategy, why)}
+		}
+		return &statev1.PlanState{Plan: &donav1.Plan{Algorithm: donav1.Algorithm_ALGORITHM_ROUND_ROBIN}, Strategy: job.strategy,
+			Note: fmt.Sprintf("fallback to round robin by lb_weight, no plan from %s: %s", job.strategy, why)}
+	})
+}
+
+// putPlan stores what next makes of the plan record, if that is still the one
+// the job was read with. Only another plan moves the snapshot's version.
+func (p *Plane) putPlan(ctx context.Context, service string, job *planJob, next func(*statev1.PlanState) *statev1.PlanState) error {
+	return p.store.Update(ctx, store.Soft, func(tx store.Tx) error {
+		var old statev1.PlanState
+		version, err := store.Load(tx, planKey(service), &old)
+		if err != nil {
+			return err
+		}
+		if version != job.planned {
+			return errOvertaken
+		}
+		n := next(&old)
+		n.Plan.Generation = old.Plan.GetGeneration()
+		same := proto.Equal(old.Plan, n.Plan)
+		if same && proto.Equal(&old, n) {
+			return nil
+		}
+		if !same {
+			n.Plan = proto.Clone(n.Plan).(*donav1.Plan)
+			n.Plan.Generation++
+		}
+		if err := store.Save(tx, planKey(service), n); err != nil || same {
+			return err
+		}
+		return p.touch(tx, service, change{bytes: itemBytes(n.Plan) - itemBytes(old.Plan)})
+	})
+}
