@@ -1,0 +1,78 @@
+package snapshot
+
+import (
+	"fmt"
+	"sync"
+
+	"google.golang.org/protobuf/proto"
+)
+
+// MaxFrame is the most bytes a frame may have; clients are told to accept as
+// much. Planes keep their snapshots well below it when they are written.
+const MaxFrame = 8 << 20
+
+// Built is one version of a snapshot as the plane built it. It is immutable.
+type Built struct {
+	Version   uint64
+	Checksum  []byte
+	Full      proto.Message // the frame that carries the whole snapshot
+	Unchanged proto.Message // the frame that says: you hold this version already
+	Carry     any           // whatever helps the plane's next Build, such as what it decoded
+}
+
+// A Frame is one message to a watcher: shared by all of them and immutable.
+type Frame struct {
+	Version   uint64
+	Unchanged bool // the watcher holds this version: the frame carries no content
+	data      []byte
+}
+
+// EncodedMessage returns the frame's bytes on the wire. They must not be changed.
+func (f *Frame) EncodedMessage() []byte { return f.data }
+
+// published is what a feed offers: a version, and a channel that is closed when a
+// newer one takes its place. There is one for all watchers of a name, and nothing
+// for each of them.
+type published struct {
+	built      *Built
+	full       *Frame
+	superseded chan struct{}
+
+	once         sync.Once
+	unchanged    *Frame
+	unchangedErr error
+}
+
+func publish(b *Built, m *metrics) (*published, error) {
+	data, err := encode(b.Full, m.fullEncodings)
+	if err != nil {
+		return nil, fmt.Errorf("version %d: %w", b.Version, err)
+	}
+	return &published{
+		built: b, full: &Frame{Version: b.Version, data: data}, superseded: make(chan struct{}),
+	}, nil
+}
+
+// same returns the frame for a watcher that holds this version.
+func (p *published) same(m *metrics) (*Frame, error) {
+	p.once.Do(func() {
+		data, err := encode(p.built.Unchanged, m.unchangedEncodings)
+		p.unchanged, p.unchangedErr = &Frame{Version: p.built.Version, Unchanged: true, data: data}, err
+	})
+	return p.unchanged, p.unchangedErr
+}
+
+func encode(msg proto.Message, count interface{ Inc() }) ([]byte, error) {
+	if msg == nil {
+		return nil, fmt.Errorf("the plane built no frame")
+	}
+	count.Inc()
+	data, err := proto.MarshalOptions{Deterministic: true}.Marshal(msg)
+	if err != nil {
+		return nil, fmt.Errorf("encode: %w", err)
+	}
+	if len(data) > MaxFrame {
+		return nil, fmt.Errorf("the frame has %d bytes: allowed are at most %d", len(data), MaxFrame)
+	}
+	return data, nil
+}
