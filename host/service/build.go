@@ -7,6 +7,7 @@ import (
 	statev1 "github.com/dodona-project/dodona/proto/state/v1"
 	"google.golang.org/protobuf/proto"
 
+	"github.com/dodona-project/dodona/host/snapshot"
 	"github.com/dodona-project/dodona/host/store"
 	"github.com/dodona-project/dodona/sdk/dona/digest"
 )
@@ -137,4 +138,33 @@ func (p *Plane) Plan(tx store.ReadTx, service string) (*statev1.PlanState, error
 	var plan statev1.PlanState
 	_, err := store.Load(tx, planKey(service), &plan)
 	return &plan, err
+}
+
+// Source returns the plane's side of its snapshot feeds.
+func (p *Plane) Source() snapshot.Source { return source{p} }
+
+type source struct{ plane *Plane }
+
+func (s source) Prefix(service string) string { return "svc/" + service + "/" }
+
+func (s source) Peek(tx store.ReadTx, service string) (version, urgent uint64, err error) {
+	return s.plane.Head(tx, service)
+}
+
+func (s source) Build(tx store.ReadTx, service string, previous *snapshot.Built) (*snapshot.Built, error) {
+	var before *Snapshot
+	if previous != nil {
+		before = previous.Carry.(*Snapshot)
+	}
+	next, err := s.plane.Build(tx, service, before)
+	if err != nil {
+		return nil, err
+	}
+	config := next.Config
+	return &snapshot.Built{
+		Version: config.Version, Checksum: config.Checksum, Full: config, Carry: next,
+		Unchanged: &donav1.ConfigSnapshot{
+			Service: service, Version: config.Version, Checksum: config.Checksum, Form: donav1.ConfigSnapshot_FORM_UNCHANGED,
+		},
+	}, nil
 }

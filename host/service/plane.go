@@ -52,6 +52,7 @@ const (
 )
 
 func headKey(service string) string            { return "svc/" + service + "/head" }
+func urgentKey(service string) string          { return "svc/" + service + "/urgent" }
 func weightsKey(service string) string         { return "svc/" + service + "/weights" }
 func quarantineKey(service string) string      { return "svc/" + service + "/quarantine" }
 func policyKey(service string) string          { return "svc/" + service + "/policy" }
@@ -104,9 +105,11 @@ func (p *Plane) touch(tx store.Tx, service string, c change) error {
 		head.LastEndpointMs = tx.Now().UnixMilli()
 	}
 	if c.urgent {
-		// Not the revision itself: to read it would bind this transaction to
-		// one base. That the number moved is all a feed needs.
-		head.Urgent++
+		// A record of its own: its version tells when, without this transaction
+		// having to know its own revision, which would bind it to one base.
+		if err := tx.Put(urgentKey(service), []byte{1}); err != nil {
+			return err
+		}
 	}
 	return store.Save(tx, headKey(service), &head)
 }
@@ -127,12 +130,14 @@ func (p *Plane) create(tx store.Tx, service string, head *statev1.ServiceHead) e
 	return tx.IndexPut(servicesIndex, service, 0)
 }
 
-// Head reads what a feed needs to know without building: the version, and a
-// number that moves with each change that must not wait.
+// Head reads what a feed needs to know without building: the version of the
+// snapshot, and that of the newest change that must not wait.
 func (p *Plane) Head(tx store.ReadTx, service string) (version, urgent uint64, err error) {
-	var head statev1.ServiceHead
-	version, err = store.Load(tx, headKey(service), &head)
-	return version, head.GetUrgent(), err
+	records, err := tx.GetMany(headKey(service), urgentKey(service))
+	if err != nil {
+		return 0, 0, err
+	}
+	return records[0].Version, records[1].Version, nil
 }
 
 // Exists reports whether the service has ever been named by a flag, a policy or

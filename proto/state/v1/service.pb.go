@@ -35,7 +35,6 @@ type ServiceHead struct {
 	EncodedBytes   uint64                 `protobuf:"varint,5,opt,name=encoded_bytes,json=encodedBytes,proto3" json:"encoded_bytes,omitempty"`         // sum over the encoded items, for the 4 MiB limit
 	Cells          []*Cell                `protobuf:"bytes,6,rep,name=cells,proto3" json:"cells,omitempty"`                                            // endpoints that are not draining, by variant and region
 	LastEndpointMs int64                  `protobuf:"varint,7,opt,name=last_endpoint_ms,json=lastEndpointMs,proto3" json:"last_endpoint_ms,omitempty"` // when the last endpoint went; a service with only past endpoints leaves the list after 24 h
-	Urgent         uint64                 `protobuf:"varint,9,opt,name=urgent,proto3" json:"urgent,omitempty"`                                         // counts the changes that must not wait for the coalescing window: a removal, rollback, quarantine or residency change
 	Configured     bool                   `protobuf:"varint,8,opt,name=configured,proto3" json:"configured,omitempty"`                                 // a flag, policy, sharing rule or rollout names it: it stays in the list
 	unknownFields  protoimpl.UnknownFields
 	sizeCache      protoimpl.SizeCache
@@ -116,13 +115,6 @@ func (x *ServiceHead) GetCells() []*Cell {
 func (x *ServiceHead) GetLastEndpointMs() int64 {
 	if x != nil {
 		return x.LastEndpointMs
-	}
-	return 0
-}
-
-func (x *ServiceHead) GetUrgent() uint64 {
-	if x != nil {
-		return x.Urgent
 	}
 	return 0
 }
@@ -707,7 +699,7 @@ var File_state_v1_service_proto protoreflect.FileDescriptor
 
 const file_state_v1_service_proto_rawDesc = "" +
 	"\n" +
-	"\x16state/v1/service.proto\x12\bstate.v1\x1a\x15dona/v1/control.proto\x1a\x12dona/v1/plan.proto\"\xa7\x02\n" +
+	"\x16state/v1/service.proto\x12\bstate.v1\x1a\x15dona/v1/control.proto\x1a\x12dona/v1/plan.proto\"\x8f\x02\n" +
 	"\vServiceHead\x12\x18\n" +
 	"\aservice\x18\x01 \x01(\tR\aservice\x12\x1d\n" +
 	"\n" +
@@ -716,8 +708,7 @@ const file_state_v1_service_proto_rawDesc = "" +
 	"\x05flags\x18\x04 \x01(\rR\x05flags\x12#\n" +
 	"\rencoded_bytes\x18\x05 \x01(\x04R\fencodedBytes\x12$\n" +
 	"\x05cells\x18\x06 \x03(\v2\x0e.state.v1.CellR\x05cells\x12(\n" +
-	"\x10last_endpoint_ms\x18\a \x01(\x03R\x0elastEndpointMs\x12\x16\n" +
-	"\x06urgent\x18\t \x01(\x04R\x06urgent\x12\x1e\n" +
+	"\x10last_endpoint_ms\x18\a \x01(\x03R\x0elastEndpointMs\x12\x1e\n" +
 	"\n" +
 	"configured\x18\b \x01(\bR\n" +
 	"configured\"#\n" +

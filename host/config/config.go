@@ -1,0 +1,241 @@
+// Package config reads, defaults and checks the host's configuration, and says
+// what is wrong with it: all errors at once, each with file, line, column, key,
+// reason and what is allowed. Nothing is started from a configuration that does
+// not hold.
+//
+// Every setting has a key in the file, a flag and an environment variable
+// (DONA_ and the key in upper case, dots as underscores). A flag wins over the
+// environment, the environment over the file, the file over the default.
+// [Settings] is the one table of them; docs/configuration.md is its page.
+package config
+
+import (
+	"fmt"
+	"net"
+	"regexp"
+	"strings"
+	"time"
+)
+
+// Config is a checked configuration.
+type Config struct {
+	Dev             bool
+	DataDir         string
+	GRPCListen      string
+	BootstrapListen string
+	HTTPListen      string
+	Store           string
+	TrustDomain     string
+	LogLevel        string
+	LogJSON         bool
+
+	Heartbeat    time.Duration // that endpoints are told
+	RestartGrace time.Duration // longest wait for remembered endpoints after a start
+
+	PluginDir     string
+	PluginBackoff Backoff
+	Plugins       map[string]Plugin // by "<kind>/<name>"
+}
+
+// Backoff bounds the wait before a plugin is started again.
+type Backoff struct {
+	Min, Max time.Duration
+}
+
+// Plugin configures how the host runs one plugin.
+type Plugin struct {
+	Required       bool              // the host is not ready without it
+	Env            map[string]string // added to the plugin's environment
+	Deadline       time.Duration     // cap of its calls; 0 = the kind's default
+	MaxConcurrency int               // calls at once; 0 = what the plugin says
+}
+
+// Setting is one row of the table.
+type Setting struct {
+	Key     string // in the file, dots for nesting
+	Flag    string // without dashes; empty = no flag
+	Default string
+	Help    string
+	Bool    bool
+
+	set func(c *Config, value string) error
+}
+
+// Env is the setting's environment variable.
+func (s Setting) Env() string {
+	name := s.Flag
+	if name == "" {
+		name = s.Key
+	}
+	return "DONA_" + strings.ToUpper(strings.NewReplacer(".", "_", "-", "_").Replace(name))
+}
+
+var trustDomain = regexp.MustCompile(`^[a-z0-9]([a-z0-9._-]{0,253}[a-z0-9])?$`)
+
+// Settings lists every setting but those of single plugins.
+func Settings() []Setting {
+	return []Setting{
+		{Key: "dev", Flag: "dev", Default: "false", Bool: true,
+			Help: "development: loopback only, plaintext, no identities, gRPC reflection",
+			set:  boolean(func(c *Config) *bool { return &c.Dev })},
+		{Key: "data_dir", Flag: "data-dir", Default: "./.dona",
+			Help: "directory of the embedded store; made with mode 0700",
+			set:  text(func(c *Config) *string { return &c.DataDir })},
+		{Key: "grpc.listen", Flag: "grpc-listen", Default: "127.0.0.1:7600",
+			Help: "address of the gRPC services",
+			set:  address(func(c *Config) *string { return &c.GRPCListen })},
+		{Key: "bootstrap.listen", Flag: "bootstrap-listen", Default: "127.0.0.1:7601",
+			Help: "address where identities are issued; not used with dev",
+			set:  address(func(c *Config) *string { return &c.BootstrapListen })},
+		{Key: "http.listen", Flag: "http-listen", Default: "127.0.0.1:7602",
+			Help: "address of /metrics, /healthz and /readyz",
+			set:  address(func(c *Config) *string { return &c.HTTPListen })},
+		{Key: "store", Flag: "store", Default: "embedded",
+			Help: "where state is kept: embedded",
+			set: func(c *Config, v string) error {
+				if v != "embedded" {
+					return fmt.Errorf("is %q: allowed is embedded", short(v))
+				}
+				c.Store = v
+				return nil
+			}},
+		{Key: "trust_domain", Flag: "trust-domain", Default: "dona.local",
+			Help: "SPIFFE trust domain; part of every audit chain's beginning",
+			set: func(c *Config, v string) error {
+				if !trustDomain.MatchString(v) {
+					return fmt.Errorf("is %q: allowed are 1 to 255 of a-z, 0-9 and ._-", short(v))
+				}
+				c.TrustDomain = v
+				return nil
+			}},
+		{Key: "log.level", Flag: "log-level", Default: "info",
+			Help: "trace, debug, info, warn or error",
+			set: func(c *Config, v string) error {
+				switch v {
+				case "trace", "debug", "info", "warn", "error":
+					c.LogLevel = v
+					return nil
+				}
+				return fmt.Errorf("is %q: allowed are trace, debug, info, warn, error", short(v))
+			}},
+		{Key: "log.json", Flag: "log-json", Default: "false", Bool: true,
+			Help: "log lines as JSON",
+			set:  boolean(func(c *Config) *bool { return &c.LogJSON })},
+		{Key: "session.heartbeat", Flag: "heartbeat", Default: "5s",
+			Help: "heartbeat interval that endpoints are told; gone after three missed",
+			set:  duration(func(c *Config) *time.Duration { return &c.Heartbeat }, 50*time.Millisecond, time.Minute)},
+		{Key: "session.restart_grace", Flag: "restart-grace", Default: "10s",
+			Help: "longest wait after a start for the endpoints known before",
+			set:  duration(func(c *Config) *time.Duration { return &c.RestartGrace }, 0, 5*time.Minute)},
+		{Key: "plugins.dir", Flag: "plugin-dir", Default: "",
+			Help: "directory of external plugins; none are loaded yet, so it must be empty",
+			set: func(c *Config, v string) error {
+				if v != "" {
+					return fmt.Errorf("is %q: this version runs built-in plugins only", short(v))
+				}
+				return nil
+			}},
+		{Key: "plugins.backoff.min", Flag: "plugins-backoff-min", Default: "250ms",
+			Help: "shortest wait before a plugin that ended is started again",
+			set:  duration(func(c *Config) *time.Duration { return &c.PluginBackoff.Min }, 10*time.Millisecond, time.Hour)},
+		{Key: "plugins.backoff.max", Flag: "plugins-backoff-max", Default: "1m",
+			Help: "longest wait before a plugin that ended is started again",
+			set:  duration(func(c *Config) *time.Duration { return &c.PluginBackoff.Max }, 10*time.Millisecond, time.Hour)},
+	}
+}
+
+// Defaults returns the configuration of a host that is told nothing.
+func Defaults() *Config {
+	c := &Config{Plugins: map[string]Plugin{}}
+	for _, s := range Settings() {
+		if err := s.set(c, s.Default); err != nil {
+			panic(fmt.Sprintf("config: default of %s: %v", s.Key, err)) // a wrong table, found by any test
+		}
+	}
+	return c
+}
+
+// check judges what only several settings together show.
+func (c *Config) check(where func(key string) string) (problems []Problem) {
+	add := func(key, format string, args ...any) {
+		problems = append(problems, Problem{Where: where(key), Key: key, Text: fmt.Sprintf(format, args...)})
+	}
+	if !c.Dev {
+		add("dev", "is false: this version serves plaintext on loopback only; start it with --dev")
+	}
+	for key, listen := range map[string]string{"grpc.listen": c.GRPCListen, "http.listen": c.HTTPListen} {
+		if c.Dev && !loopback(listen) {
+			add(key, "is %q: with dev only loopback addresses are allowed, such as 127.0.0.1:7600", short(listen))
+		}
+	}
+	if c.GRPCListen == c.HTTPListen && !strings.HasSuffix(c.GRPCListen, ":0") {
+		add("http.listen", "is %q, as grpc.listen is: they need two ports", short(c.HTTPListen))
+	}
+	if c.PluginBackoff.Min > c.PluginBackoff.Max {
+		add("plugins.backoff.min", "is %s, more than plugins.backoff.max, %s", c.PluginBackoff.Min, c.PluginBackoff.Max)
+	}
+	if c.DataDir == "" || strings.ContainsAny(c.DataDir, "\n\x00") {
+		add("data_dir", "is %q: allowed is a path without line breaks", short(c.DataDir))
+	}
+	return problems
+}
+
+func loopback(listen string) bool {
+	host, _, err := net.SplitHostPort(listen)
+	if err != nil {
+		return false
+	}
+	ip := net.ParseIP(host)
+	return host == "localhost" || ip != nil && ip.IsLoopback()
+}
+
+func text(at func(*Config) *string) func(*Config, string) error {
+	return func(c *Config, v string) error { *at(c) = v; return nil }
+}
+
+func boolean(at func(*Config) *bool) func(*Config, string) error {
+	return func(c *Config, v string) error {
+		switch v {
+		case "true", "1":
+			*at(c) = true
+		case "false", "0":
+			*at(c) = false
+		default:
+			return fmt.Errorf("is %q: allowed are true and false", short(v))
+		}
+		return nil
+	}
+}
+
+func address(at func(*Config) *string) func(*Config, string) error {
+	return func(c *Config, v string) error {
+		host, port, err := net.SplitHostPort(v)
+		if err == nil {
+			_, err = net.LookupPort("tcp", port)
+		}
+		if err != nil || host == "" {
+			return fmt.Errorf("is %q: allowed is host:port, such as 127.0.0.1:7600", short(v))
+		}
+		*at(c) = v
+		return nil
+	}
+}
+
+func duration(at func(*Config) *time.Duration, least, most time.Duration) func(*Config, string) error {
+	return func(c *Config, v string) error {
+		d, err := time.ParseDuration(v)
+		if err != nil || d < least || d > most {
+			return fmt.Errorf("is %q: allowed are %s to %s, with a unit (ms, s, m, h)", short(v), least, most)
+		}
+		*at(c) = d
+		return nil
+	}
+}
+
+// short keeps what is quoted of a bad value to a line's length.
+func short(s string) string {
+	if len(s) > 64 {
+		return s[:61] + "..."
+	}
+	return s
+}

@@ -1,0 +1,304 @@
+package config
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"go.yaml.in/yaml/v3"
+)
+
+const (
+	maxFile     = 1 << 20 // bytes
+	maxProblems = 20
+	maxDepth    = 8
+)
+
+// Problem is one thing that is wrong.
+type Problem struct {
+	Where string // file:line:col, the flag, or the variable
+	Key   string
+	Text  string // continues the key: "is 70000: allowed are …"
+}
+
+func (p Problem) String() string {
+	if p.Key == "" {
+		return p.Where + ": " + p.Text
+	}
+	return p.Where + ": " + p.Key + ": " + p.Text
+}
+
+// Error is everything that is wrong, at most 20 problems of it.
+type Error struct {
+	Problems []Problem
+}
+
+func (e *Error) Error() string {
+	lines := make([]string, 0, maxProblems+1)
+	for i, p := range e.Problems {
+		if i == maxProblems {
+			lines = append(lines, fmt.Sprintf("and %d more", len(e.Problems)-maxProblems))
+			break
+		}
+		lines = append(lines, p.String())
+	}
+	return strings.Join(lines, "\n")
+}
+
+// Load makes a configuration from a file (empty = none), the environment and
+// the flags that were given, by flag name. Every problem is reported in one
+// *Error.
+func Load(file string, environ []string, flags map[string]string) (*Config, error) {
+	l := loader{config: Defaults(), from: map[string]string{}}
+	if file != "" {
+		l.file(file)
+	}
+	l.environ(environ)
+	for _, s := range Settings() {
+		if value, given := flags[s.Flag]; given && s.Flag != "" {
+			l.set(s, "--"+s.Flag, value)
+		}
+	}
+	if len(l.problems) == 0 {
+		l.problems = l.config.check(func(key string) string {
+			if where := l.from[key]; where != "" {
+				return where
+			}
+			return "default"
+		})
+	}
+	if len(l.problems) > 0 {
+		return nil, &Error{Problems: l.problems}
+	}
+	return l.config, nil
+}
+
+type loader struct {
+	config   *Config
+	from     map[string]string // key -> where its value comes from
+	problems []Problem
+	name     string
+}
+
+func (l *loader) add(where, key, format string, args ...any) {
+	l.problems = append(l.problems, Problem{Where: where, Key: key, Text: fmt.Sprintf(format, args...)})
+}
+
+func (l *loader) set(s Setting, where, value string) {
+	if err := s.set(l.config, value); err != nil {
+		l.add(where, s.Key, "%s", err)
+		return
+	}
+	l.from[s.Key] = where
+}
+
+// elsewhere are variables that begin with DONA_ and belong to other programs or
+// to the plugin boundary.
+var elsewhere = []string{"DONA_HOST", "DONA_PLUGIN", "DONA_CONFIG", "DONA_CRASH_POINT"}
+
+func (l *loader) environ(environ []string) {
+	known := map[string]Setting{}
+	for _, s := range Settings() {
+		known[s.Env()] = s
+	}
+	for _, e := range environ {
+		name, value, _ := strings.Cut(e, "=")
+		if s, ok := known[name]; ok {
+			l.set(s, name, value)
+		} else if strings.HasPrefix(name, "DONA_") && !slices.Contains(elsewhere, name) {
+			l.add(name, "", "is not a setting: known are %s", strings.Join(slices.Sorted(maps.Keys(known)), ", "))
+		}
+	}
+}
+
+func (l *loader) file(name string) {
+	l.name = name
+	data, err := read(name)
+	if err != nil {
+		l.add(name, "", "%s", err)
+		return
+	}
+	var doc yaml.Node
+	decoder := yaml.NewDecoder(strings.NewReader(string(data)))
+	if err := decoder.Decode(&doc); err != nil {
+		if !errors.Is(err, io.EOF) { // an empty file says nothing, which is allowed
+			l.add(name, "", "is not YAML: %s", strings.TrimPrefix(err.Error(), "yaml: "))
+		}
+		return
+	}
+	if err := decoder.Decode(new(yaml.Node)); !errors.Is(err, io.EOF) {
+		l.add(name, "", "has more than one document: allowed is one")
+		return
+	}
+	settings := map[string]Setting{}
+	for _, s := range Settings() {
+		settings[s.Key] = s
+	}
+	l.mapping(doc.Content[0], "", settings, 0)
+}
+
+func read(name string) ([]byte, error) {
+	info, err := os.Stat(name)
+	if err != nil {
+		return nil, errors.Unwrap(err)
+	}
+	if !info.Mode().IsRegular() { // a FIFO would block, a device never end
+		return nil, errors.New("is not a regular file")
+	}
+	if info.Size() > maxFile {
+		return nil, fmt.Errorf("has %d bytes: allowed are at most %d", info.Size(), maxFile)
+	}
+	data, err := os.ReadFile(name)
+	if err != nil {
+		return nil, errors.Unwrap(err)
+	}
+	return data, nil
+}
+
+func (l *loader) at(n *yaml.Node) string { return fmt.Sprintf("%s:%d:%d", l.name, n.Line, n.Column) }
+
+// mapping walks a mapping below prefix, which ends with a dot or is empty.
+func (l *loader) mapping(n *yaml.Node, prefix string, settings map[string]Setting, depth int) {
+	if n.Kind != yaml.MappingNode || depth > maxDepth {
+		l.add(l.at(n), strings.TrimSuffix(prefix, "."), "is not a mapping of keys to values")
+		return
+	}
+	seen := map[string]bool{}
+	for i := 0; i+1 < len(n.Content); i += 2 {
+		keyNode, value := n.Content[i], n.Content[i+1]
+		key := prefix + keyNode.Value
+		switch {
+		case keyNode.Kind != yaml.ScalarNode || value.Kind == yaml.AliasNode || keyNode.Anchor != "" || value.Anchor != "":
+			l.add(l.at(keyNode), short(key), "uses an anchor, an alias or a key that is no word: not allowed")
+			continue
+		case seen[key]:
+			l.add(l.at(keyNode), short(key), "is there a second time")
+			continue
+		}
+		seen[key] = true
+		if s, ok := settings[key]; ok {
+			if value.Kind != yaml.ScalarNode {
+				l.add(l.at(value), key, "is not a single value")
+				continue
+			}
+			l.set(s, l.at(value), value.Value)
+			continue
+		}
+		switch key {
+		case "plugins.strategy", "plugins.analysis":
+			l.plugins(value, strings.TrimPrefix(key, "plugins."))
+			continue
+		}
+		if below := under(settings, key+"."); len(below) > 0 {
+			l.mapping(value, key+".", settings, depth+1)
+			continue
+		}
+		l.add(l.at(keyNode), short(key), "is not a setting: allowed here are %s", strings.Join(under(settings, prefix), ", "))
+	}
+}
+
+// under lists the words that may follow prefix.
+func under(settings map[string]Setting, prefix string) []string {
+	words := map[string]bool{}
+	for key := range settings {
+		if rest, ok := strings.CutPrefix(key, prefix); ok {
+			word, _, _ := strings.Cut(rest, ".")
+			words[word] = true
+		}
+	}
+	if prefix == "plugins." {
+		words["strategy"], words["analysis"] = true, true
+	}
+	return slices.Sorted(maps.Keys(words))
+}
+
+// plugins reads plugins.<kind>: a mapping of plugin names to what is set for
+// them.
+func (l *loader) plugins(n *yaml.Node, kind string) {
+	if n.Kind != yaml.MappingNode {
+		l.add(l.at(n), "plugins."+kind, "is not a mapping of plugin names to settings")
+		return
+	}
+	for i := 0; i+1 < len(n.Content); i += 2 {
+		name, body := n.Content[i], n.Content[i+1]
+		key := "plugins." + kind + "." + short(name.Value)
+		id := kind + "/" + name.Value
+		if _, twice := l.config.Plugins[id]; twice {
+			l.add(l.at(name), key, "is there a second time")
+			continue
+		}
+		if body.Kind != yaml.MappingNode {
+			l.add(l.at(body), key, "is not a mapping: allowed are required, env, deadline, maxConcurrency")
+			continue
+		}
+		l.config.Plugins[id] = l.plugin(body, key)
+	}
+}
+
+func (l *loader) plugin(n *yaml.Node, prefix string) (p Plugin) {
+	seen := map[string]bool{}
+	for i := 0; i+1 < len(n.Content); i += 2 {
+		keyNode, value := n.Content[i], n.Content[i+1]
+		key := prefix + "." + short(keyNode.Value)
+		if seen[keyNode.Value] {
+			l.add(l.at(keyNode), key, "is there a second time")
+			continue
+		}
+		seen[keyNode.Value] = true
+		if keyNode.Value == "env" {
+			p.Env = l.env(value, key)
+			continue
+		}
+		if value.Kind != yaml.ScalarNode {
+			l.add(l.at(value), key, "is not a single value")
+			continue
+		}
+		v := value.Value
+		switch keyNode.Value {
+		case "required":
+			if v != "true" && v != "false" {
+				l.add(l.at(value), key, "is %q: allowed are true and false", short(v))
+			}
+			p.Required = v == "true"
+		case "deadline":
+			d, err := time.ParseDuration(v)
+			if err != nil || d < time.Millisecond || d > time.Minute {
+				l.add(l.at(value), key, "is %q: allowed are 1ms to 1m, with a unit", short(v))
+			}
+			p.Deadline = d
+		case "maxConcurrency":
+			c, err := strconv.Atoi(v)
+			if err != nil || c < 1 || c > 1024 {
+				l.add(l.at(value), key, "is %q: allowed are 1 to 1024", short(v))
+			}
+			p.MaxConcurrency = c
+		default:
+			l.add(l.at(keyNode), key, "is not a setting: allowed here are deadline, env, maxConcurrency, required")
+		}
+	}
+	return p
+}
+
+func (l *loader) env(n *yaml.Node, key string) map[string]string {
+	if n.Kind != yaml.MappingNode {
+		l.add(l.at(n), key, "is not a mapping of names to values")
+		return nil
+	}
+	env := map[string]string{}
+	for i := 0; i+1 < len(n.Content); i += 2 {
+		name, value := n.Content[i], n.Content[i+1]
+		if _, twice := env[name.Value]; twice || name.Value == "" || strings.ContainsAny(name.Value, "=\x00") ||
+			value.Kind != yaml.ScalarNode || strings.Contains(value.Value, "\x00") {
+			l.add(l.at(name), key+"."+short(name.Value), "is not allowed: names without = and NUL, each once, with one value")
+			continue
+		}
+		env[name.Value] = value.Value
+	}
+	return env
+}

@@ -1,0 +1,359 @@
+package service
+
+import (
+	"cmp"
+	"context"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"maps"
+	"math"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	donav1 "github.com/dodona-project/dodona/proto/dona/v1"
+	statev1 "github.com/dodona-project/dodona/proto/state/v1"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/dodona-project/dodona/host/audit"
+	"github.com/dodona-project/dodona/host/limits"
+	"github.com/dodona-project/dodona/host/refusal"
+	"github.com/dodona-project/dodona/host/session"
+	"github.com/dodona-project/dodona/host/store"
+)
+
+// A CallCounter adds reported calls to the windows that rollouts are judged by.
+type CallCounter interface {
+	Report(tx store.Tx, service string, calls []*donav1.CallOutcome, wall time.Time) error
+}
+
+// Reports takes what clients report: each batch once, each item checked on its
+// own, audits durable before the answer. Safe for concurrent use.
+type Reports struct {
+	plane   *Plane
+	counter CallCounter
+	wall    func() time.Time // judges the items' times
+}
+
+// NewReports returns the way in for reports.
+func NewReports(plane *Plane, counter CallCounter, wall func() time.Time) *Reports {
+	return &Reports{plane: plane, counter: counter, wall: wall}
+}
+
+// CheckBatch says what is wrong with a batch as a whole. What is wrong with an
+// item only drops that item.
+func CheckBatch(b *donav1.StatsBatch) error {
+	if n := len(b.Calls) + len(b.Exposures) + len(b.Audits) + len(b.Applied); n > limits.StatsItems {
+		return refusal.Field("calls", "and the other lists have %d items: allowed are at most %d a batch", n, limits.StatsItems)
+	}
+	if b.Sequence == 0 {
+		if len(b.Exposures)+len(b.Audits)+len(b.Applied) > 0 {
+			return refusal.Field("sequence", "is 0: a batch that is not fenced may hold calls only")
+		}
+		if b.ReporterId == "" {
+			return nil
+		}
+	}
+	return refusal.Check("reporter_id", limits.ID(b.ReporterId))
+}
+
+// Take counts a batch and returns the acknowledgement, and those of its applied
+// versions that hold (none for a replay). Refusals: Invalid, AlreadyExists (same
+// sequence, other content), Aborted (an older sequence).
+func (r *Reports) Take(ctx context.Context, actor string, b *donav1.StatsBatch) (ack *donav1.ReportAck, applied []*donav1.AppliedConfig, err error) {
+	if err := CheckBatch(b); err != nil {
+		return nil, nil, err
+	}
+	digest, err := batchDigest(b)
+	if err != nil {
+		return nil, nil, err
+	}
+	wall := r.wall()
+	durability := store.Soft
+	if len(b.Audits) > 0 {
+		durability = store.Hard
+	}
+	err = r.plane.store.Update(ctx, durability, func(tx store.Tx) error {
+		ack, applied = &donav1.ReportAck{AcceptedSequence: b.Sequence}, nil
+		fence, err := session.Fence(tx, b.ReporterId, b.Sequence, digest)
+		if err != nil {
+			return err
+		}
+		if fence.Kind == session.Replay {
+			ack.Dropped = fence.Dropped
+			return nil
+		}
+		take := taking{plane: r.plane, tx: tx, actor: actor, wall: wall, known: map[string]*statev1.ServiceHead{}}
+		if err := take.all(r.counter, b, fence.Gap); err != nil {
+			return err
+		}
+		ack.Dropped, applied = take.dropped, take.applied
+		if fence.Kind == session.Accepted && take.dropped > 0 {
+			return session.FenceDropped(tx, b.ReporterId, take.dropped)
+		}
+		return nil
+	})
+	return ack, applied, err
+}
+
+// batchDigest is the SHA-256 of the batch without its sequence.
+func batchDigest(b *donav1.StatsBatch) (digest [sha256.Size]byte, err error) {
+	bare := &donav1.StatsBatch{Calls: b.Calls, Exposures: b.Exposures, Audits: b.Audits, ReporterId: b.ReporterId, Applied: b.Applied}
+	bytes, err := proto.MarshalOptions{Deterministic: true}.Marshal(bare)
+	return sha256.Sum256(bytes), err
+}
+
+// taking is one batch in one run of its transaction.
+type taking struct {
+	plane   *Plane
+	tx      store.Tx
+	actor   string
+	wall    time.Time
+	known   map[string]*statev1.ServiceHead // nil value = no such service
+	dropped uint32
+	applied []*donav1.AppliedConfig
+}
+
+func (t *taking) all(counter CallCounter, b *donav1.StatsBatch, gap uint64) error {
+	services := map[string]bool{}
+	if err := t.calls(counter, b.Calls, services); err != nil {
+		return err
+	}
+	if err := t.exposures(b.Exposures, services); err != nil {
+		return err
+	}
+	if err := t.audits(b.Audits, services); err != nil {
+		return err
+	}
+	for _, a := range b.Applied {
+		head, err := t.head(a.GetService())
+		if err != nil {
+			return err
+		}
+		if head == nil || limits.Text(a.RejectedReason, limits.RejectedLen) != nil {
+			t.dropped++
+			continue
+		}
+		t.applied = append(t.applied, a)
+	}
+	if gap == 0 {
+		return nil
+	}
+	for _, service := range slices.Sorted(maps.Keys(services)) {
+		if err := t.plane.audit.Append(t.tx, service, audit.Entry{Kind: "stats.gap", Actor: t.actor, Detail: map[string]string{
+			"reporter_id": b.ReporterId, "missing": strconv.FormatUint(gap, 10),
+		}}); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// head reads a service's head once a batch; nil when there is no such service,
+// whose items are dropped.
+func (t *taking) head(service string) (*statev1.ServiceHead, error) {
+	if head, seen := t.known[service]; seen {
+		return head, nil
+	}
+	if limits.Service(service) != nil {
+		return nil, nil
+	}
+	head := new(statev1.ServiceHead)
+	version, err := store.Load(t.tx, headKey(service), head)
+	if err != nil {
+		return nil, err
+	}
+	if version == 0 {
+		head = nil
+	}
+	t.known[service] = head
+	return head, nil
+}
+
+// current reports whether an item's time is within what a report may name.
+func (t *taking) current(unixMS int64) bool {
+	at := time.UnixMilli(unixMS)
+	return !at.After(t.wall.Add(limits.ReportAhead)) && !at.Before(t.wall.Add(-limits.ReportBehind))
+}
+
+func (t *taking) calls(counter CallCounter, calls []*donav1.CallOutcome, services map[string]bool) error {
+	byService := map[string][]*donav1.CallOutcome{}
+	for _, c := range calls {
+		head, err := t.head(c.GetService())
+		if err != nil {
+			return err
+		}
+		if head == nil || !t.callHolds(head, c) {
+			t.dropped++
+			continue
+		}
+		byService[c.Service] = append(byService[c.Service], c)
+		services[c.Service] = true
+	}
+	for _, service := range slices.Sorted(maps.Keys(byService)) {
+		if err := counter.Report(t.tx, service, byService[service], t.wall); err != nil {
+			return err
+		}
+		if err := t.endpointCalls(service, byService[service]); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (t *taking) callHolds(head *statev1.ServiceHead, c *donav1.CallOutcome) bool {
+	return t.current(c.UnixMs) &&
+		slices.ContainsFunc(head.Cells, func(cell *statev1.Cell) bool { return cell.Variant == c.Variant }) &&
+		(c.EndpointId == "" || limits.ID(c.EndpointId) == nil) &&
+		(c.CallerService == "" || limits.Service(c.CallerService) == nil) &&
+		limits.Text(c.Code, limits.CodeLen) == nil &&
+		c.LatencyUs < 1<<53 && uint64(c.Count) <= limits.CountPerItem
+}
+
+func (t *taking) endpointCalls(service string, calls []*donav1.CallOutcome) error {
+	type sum struct{ requests, errs uint32 }
+	sums := map[string]sum{}
+	for _, c := range calls {
+		if c.EndpointId == "" {
+			continue
+		}
+		s, n := sums[c.EndpointId], max(c.Count, 1)
+		s.requests = addUpTo(s.requests, n)
+		if !c.Success {
+			s.errs = addUpTo(s.errs, n)
+		}
+		sums[c.EndpointId] = s
+	}
+	for _, id := range slices.Sorted(maps.Keys(sums)) {
+		if err := t.plane.CountCalls(t.tx, service, id, sums[id].requests, sums[id].errs); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// addUpTo adds and stops at the largest number.
+func addUpTo(a, b uint32) uint32 {
+	if a > math.MaxUint32-b {
+		return math.MaxUint32
+	}
+	return a + b
+}
+
+// exposures chains one summary per (flag, variant, reason, config version) of
+// the batch: that a flag was looked at, never by whom.
+func (t *taking) exposures(exposures []*donav1.Exposure, services map[string]bool) error {
+	type key struct {
+		service, flag, variant string
+		reason                 donav1.Reason
+		version                uint64
+	}
+	counts := map[key]uint64{}
+	for _, e := range exposures {
+		head, err := t.head(e.GetService())
+		if err != nil {
+			return err
+		}
+		if head == nil || !t.current(e.UnixMs) || limits.Name(e.Flag) != nil || limits.OptionalName(e.Variant) != nil ||
+			donav1.Reason_name[int32(e.Reason)] == "" || len(e.UnitDigest) > limits.UnitDigestLen {
+			t.dropped++
+			continue
+		}
+		counts[key{e.Service, e.Flag, e.Variant, e.Reason, e.ConfigVersion}]++
+		services[e.Service] = true
+	}
+	keys := slices.SortedFunc(maps.Keys(counts), func(a, b key) int {
+		return cmp.Or(cmp.Compare(a.service, b.service), cmp.Compare(a.flag, b.flag), cmp.Compare(a.variant, b.variant),
+			cmp.Compare(a.reason, b.reason), cmp.Compare(a.version, b.version))
+	})
+	for _, k := range keys {
+		if err := t.plane.audit.Append(t.tx, k.service, audit.Entry{Kind: "flag.exposure", Actor: t.actor, Detail: map[string]string{
+			"flag": k.flag, "variant": k.variant, "reason": word(k.reason.String(), "REASON_"),
+			"config_version": strconv.FormatUint(k.version, 10), "count": strconv.FormatUint(counts[k], 10),
+		}}); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// audits chains the decisions that residency rules took part in: one line per
+// (decision, regions, endpoint, rule, config version) of the batch.
+func (t *taking) audits(events []*donav1.AuditEvent, services map[string]bool) error {
+	type key struct {
+		service  string
+		decision donav1.AuditEvent_Decision
+		regions  string
+		endpoint string
+		region   string
+		rule     string
+		version  uint64
+	}
+	counts := map[key]uint64{}
+	for _, e := range events {
+		head, err := t.head(e.GetService())
+		if err != nil {
+			return err
+		}
+		if head == nil || !t.decisionHolds(e) {
+			t.dropped++
+			continue
+		}
+		regions := slices.Clone(e.AllowedRegions)
+		slices.Sort(regions)
+		counts[key{e.Service, e.Decision, audit.Value(regions), e.EndpointId, e.EndpointRegion, e.RuleId, e.ConfigVersion}] += uint64(max(e.Count, 1))
+		services[e.Service] = true
+	}
+	keys := slices.SortedFunc(maps.Keys(counts), func(a, b key) int {
+		return cmp.Or(cmp.Compare(a.service, b.service), cmp.Compare(a.decision, b.decision), cmp.Compare(a.regions, b.regions),
+			cmp.Compare(a.endpoint, b.endpoint), cmp.Compare(a.region, b.region), cmp.Compare(a.rule, b.rule), cmp.Compare(a.version, b.version))
+	})
+	for _, k := range keys {
+		if err := t.plane.audit.Append(t.tx, k.service, audit.Entry{Kind: "call.decision", Actor: t.actor, Detail: map[string]string{
+			"decision": word(k.decision.String(), "DECISION_"), "allowed_regions": k.regions,
+			"endpoint_id": k.endpoint, "endpoint_region": k.region, "rule_id": k.rule,
+			"config_version": strconv.FormatUint(k.version, 10), "count": strconv.FormatUint(counts[k], 10),
+		}}); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (t *taking) decisionHolds(e *donav1.AuditEvent) bool {
+	return t.current(e.UnixMs) &&
+		(e.Decision == donav1.AuditEvent_DECISION_ALLOW || e.Decision == donav1.AuditEvent_DECISION_DENY) &&
+		CheckRegions("", e.AllowedRegions) == nil &&
+		(e.EndpointId == "" || limits.ID(e.EndpointId) == nil) &&
+		limits.OptionalName(e.EndpointRegion) == nil &&
+		(e.RuleId == "" || limits.ID(e.RuleId) == nil) &&
+		limits.Text(e.RequestId, limits.RequestIDLen) == nil && uint64(e.Count) <= limits.CountPerItem
+}
+
+// word is an enum value as people and logs write it: allow for DECISION_ALLOW.
+func word(name, prefix string) string {
+	return strings.ToLower(strings.TrimPrefix(name, prefix))
+}
+
+// Unavailable turns a store's failure during a control action into the refusal
+// that clients understand: its audit entry could not be written either. Other
+// errors stay as they are.
+func Unavailable(err error) error {
+	var refused *refusal.Error
+	if err == nil || errors.As(err, &refused) || errors.Is(err, context.Canceled) {
+		return err
+	}
+	for _, cause := range []error{store.ErrFull, store.ErrReadOnly, store.ErrClosed, context.DeadlineExceeded} {
+		if errors.Is(err, cause) {
+			return &refusal.Error{Kind: refusal.Unavailable, Reason: "audit", Cause: err,
+				Text: fmt.Sprintf("the audit entry cannot be written, so nothing was done: %s", cause)}
+		}
+	}
+	if errors.Is(err, store.ErrUnknown) {
+		return &refusal.Error{Kind: refusal.Unavailable, Reason: "outcome unknown", Cause: err,
+			Text: "outcome unknown: the write was sent and not confirmed; send the same request again"}
+	}
+	return err
+}
