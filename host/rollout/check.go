@@ -1,11 +1,14 @@
 package rollout
 
 import (
+	"crypto/sha256"
 	"fmt"
 	"math"
 	"math/bits"
 	"strconv"
 	"time"
+
+	donav1 "github.com/dodona-project/dodona/proto/dona/v1"
 )
 
 // GateName is the name under which status and audit show the built-in gate.
@@ -106,6 +109,7 @@ type Result struct {
 	Rollout string    // id
 	Step    int       // index
 	Began   time.Time // store clock, when it was asked; zero = never
+	Wall    time.Time // the same instant on the wall clock, for people
 	Took    Measurement
 }
 
@@ -137,6 +141,19 @@ type Check struct {
 	Detail   string    // one line: why this verdict. For MISSING it begins with the reason
 	Began    time.Time // store clock; zero for the gate and when nothing was measured
 	Result   Result    // what it was judged by; zero for the gate
+}
+
+// proto is the check as the record and status carry it.
+func (c Check) proto() *donav1.AnalysisResult {
+	r := &donav1.AnalysisResult{Name: c.Name, Verdict: c.Verdict.proto(), Value: c.Value, Detail: c.Detail, Provider: c.Provider}
+	if !c.Began.IsZero() {
+		r.CheckedUnix = c.Result.Wall.Unix()
+		if len(c.Result.Took.Evidence) > 0 {
+			digest := sha256.Sum256(c.Result.Took.Evidence)
+			r.EvidenceDigest = digest[:]
+		}
+	}
+	return r
 }
 
 // judge turns the newest result of a query into a check. Only an answer that

@@ -13,6 +13,8 @@ const (
 	maxTick = 2 * time.Second
 	// goneBeats is how many heartbeats a canary may be without a legal endpoint.
 	goneBeats = 3
+	// maxReason bounds the line that says what a rollout waits for, in bytes.
+	maxReason = 1 << 10
 )
 
 // Plan is what an operator asked for. It never changes while a rollout lives.
@@ -136,7 +138,7 @@ func Step(s State, e Evidence, now time.Time) Decision {
 		}
 	case n.Dwell < s.Plan.Dwell:
 	case len(d.Missing) > 0:
-		d.move(Held, Holding, "evidence", "the dwell is served, evidence is missing: "+listMissing(d.Missing))
+		d.move(Held, Holding, "evidence", "the dwell is served, evidence is missing: "+clip(listMissing(d.Missing), maxReason))
 	case s.last():
 		d.Verified = true
 		d.move(Promote, Promoted, "dwell", "every step served its dwell and passed its checks")

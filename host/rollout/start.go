@@ -1,0 +1,241 @@
+package rollout
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/base32"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	donav1 "github.com/dodona-project/dodona/proto/dona/v1"
+	statev1 "github.com/dodona-project/dodona/proto/state/v1"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/dodona-project/dodona/host/audit"
+	"github.com/dodona-project/dodona/host/limits"
+	"github.com/dodona-project/dodona/host/refusal"
+	"github.com/dodona-project/dodona/host/store"
+)
+
+// Start begins a rollout: PENDING, with all traffic on the stable variant, in
+// one durable transaction. The request of a rollout that lives already, asked
+// again, changes nothing and is no error.
+//
+// Refusals: Invalid; Precondition when the stable variant has no endpoint or not
+// all of the traffic, when another rollout lives and supersede is not set, or
+// when the canary is quarantined and retry is not set; Unavailable when a
+// provider that was never seen cannot say whether it takes the config.
+func (c *Controller) Start(ctx context.Context, actor string, req *donav1.StartRolloutRequest) error {
+	if err := CheckStart(req); err != nil {
+		return err
+	}
+	away, err := c.checkProviders(ctx, req)
+	if err != nil {
+		return err
+	}
+	id := newID(c.o.WallClock())
+	err = c.o.Store.Update(ctx, store.Hard, func(tx store.Tx) error {
+		return c.start(tx, actor, id, req, away)
+	})
+	if err == nil {
+		c.again()
+	}
+	return err
+}
+
+// checkProviders asks each query's plugin whether it takes the query. away is
+// the answer for when the state allows the request and a plugin could not say.
+func (c *Controller) checkProviders(ctx context.Context, req *donav1.StartRolloutRequest) (away, err error) {
+	for i, q := range req.GetAnalysis() {
+		at := fmt.Sprintf("analysis[%d]", i)
+		own, err := c.o.Analyzer.Validate(ctx, providerOf(q), q.GetConfig())
+		var bad *ConfigError
+		switch {
+		case errors.Is(err, ErrUnknownProvider):
+			return nil, refusal.Field(at+".provider", "is %s: no analysis plugin has that name", limits.Quote(providerOf(q)))
+		case errors.As(err, &bad):
+			return nil, refusal.Field(at+".config", "is not what %s accepts: %s", limits.Quote(providerOf(q)), violations(bad))
+		case err != nil:
+			away = &refusal.Error{Kind: refusal.Unavailable, Field: at + ".provider", Reason: "plugin", Cause: err,
+				Text: fmt.Sprintf("is %s: it is not running and cannot check the query; try again", limits.Quote(providerOf(q)))}
+		case !own && q.GetNoMaxValue() && !q.GetHasMinValue():
+			return nil, refusal.Field(at+".no_max_value", "leaves the query without a bound, and %s gives no verdict of its own: set max_value or min_value", limits.Quote(providerOf(q)))
+		}
+	}
+	return away, nil
+}
+
+// violations lists the first few, short enough for an answer.
+func violations(e *ConfigError) string {
+	var parts []string
+	for i, v := range e.Violations {
+		if i == 5 {
+			parts = append(parts, fmt.Sprintf("and %d more", len(e.Violations)-i))
+			break
+		}
+		parts = append(parts, limits.Quote(v.Path)+" "+limits.Quote(v.Message))
+	}
+	return strings.Join(parts, "; ")
+}
+
+func (c *Controller) start(tx store.Tx, actor, id string, req *donav1.StartRolloutRequest, away error) error {
+	service := req.GetService()
+	spec := proto.CloneOf(req)
+	spec.Supersede, spec.Retry = false, false
+	s, err := c.scene(tx, service)
+	if err != nil {
+		return err
+	}
+	live := s != nil && s.state.Phase.Live()
+	if live && proto.Equal(s.record.GetSpec(), spec) {
+		return nil
+	}
+	lift, err := c.allowed(tx, s, req)
+	if err != nil {
+		return err
+	}
+	if away != nil {
+		return away
+	}
+	if live {
+		s.evidence.Op, s.evidence.OpReason = Supersede, "replaced by rollout "+id
+		if _, err := c.commit(tx, service, s, Step(s.state, s.evidence, s.now), actor); err != nil {
+			return err
+		}
+	}
+	if lift {
+		if err := c.lift(tx, actor, service, req.GetCanaryVariant(), "retried by rollout "+id); err != nil {
+			return err
+		}
+	}
+	return c.begin(tx, actor, id, spec, req)
+}
+
+// allowed says whether the state allows the request, and whether the canary's
+// quarantine has to be lifted for it.
+func (c *Controller) allowed(tx store.ReadTx, s *scene, req *donav1.StartRolloutRequest) (lift bool, err error) {
+	service, canary, stable := req.GetService(), req.GetCanaryVariant(), req.GetStableVariant()
+	refuse := func(field, format string, args ...any) error {
+		return &refusal.Error{Kind: refusal.Precondition, Field: field, Text: fmt.Sprintf(format, args...)}
+	}
+	endpoints, err := c.o.Service.Endpoints(tx, service, stable)
+	if err != nil {
+		return false, err
+	}
+	if endpoints == 0 {
+		return false, refuse("stable_variant", "is %s, which has no endpoint in service %s: it would get all traffic", limits.Quote(stable), service)
+	}
+	if s != nil && s.state.Phase.Live() {
+		p := s.state.Plan
+		if !req.GetSupersede() {
+			return false, refuse("service", "%s has the live rollout %s (%s to %s, %s): ABORT it, or set supersede", service, s.state.ID, p.Stable, p.Canary, s.state.Phase)
+		}
+		if p.Stable != stable {
+			return false, refuse("stable_variant", "is %s, but the rollout to be superseded goes back to %s", limits.Quote(stable), p.Stable)
+		}
+	} else if err := c.holdsAll(tx, service, stable, refuse); err != nil {
+		return false, err
+	}
+	q, err := c.o.Service.Quarantined(tx, service)
+	if err != nil {
+		return false, err
+	}
+	for _, v := range q.GetVariants() {
+		switch v.GetVariant() {
+		case stable:
+			return false, refuse("stable_variant", "is %s, which is quarantined: nothing would pick it", limits.Quote(stable))
+		case canary:
+			if !req.GetRetry() {
+				return false, refuse("canary_variant", "is %s, which was rolled back and is quarantined: set retry, or lift the quarantine first", limits.Quote(canary))
+			}
+			lift = true
+		}
+	}
+	return lift, nil
+}
+
+func (c *Controller) holdsAll(tx store.ReadTx, service, stable string, refuse func(field, format string, args ...any) error) error {
+	w, _, err := c.o.Service.Weights(tx, service)
+	if err != nil {
+		return err
+	}
+	if len(w.GetWeights()) == 0 {
+		return nil
+	}
+	at := slices.IndexFunc(w.GetWeights(), func(v *donav1.VariantWeight) bool { return v.GetVariant() == stable })
+	if at < 0 || w.GetWeights()[at].GetWeight() != 100 {
+		return refuse("stable_variant", "is %s, which does not hold 100 %% of the traffic of service %s", limits.Quote(stable), service)
+	}
+	return nil
+}
+
+func (c *Controller) begin(tx store.Tx, actor, id string, spec, req *donav1.StartRolloutRequest) error {
+	service := spec.GetService()
+	now := toMS(tx.Now())
+	r := &statev1.Rollout{
+		Id: id, Spec: spec, State: Pending.proto(), CreatedMs: now, LastTickMs: now, WeightsVersion: tx.Revision(), Transitions: 1,
+		Reason: "waits for a legal endpoint of " + spec.GetCanaryVariant(),
+	}
+	s, err := stateOf(r)
+	if err != nil {
+		return err
+	}
+	if err := c.o.Service.PutWeights(tx, service, split(s), id); err != nil {
+		return err
+	}
+	if err := store.Save(tx, recordKey(service), r); err != nil {
+		return err
+	}
+	if err := tx.IndexPut(liveIndex, service, uint64(now)); err != nil {
+		return err
+	}
+	return c.o.Audit.Append(tx, service, startEntry(id, req, actor))
+}
+
+// lift lifts a quarantine and says so in the chain.
+func (c *Controller) lift(tx store.Tx, actor, service, variant, reason string) error {
+	lifted, err := c.o.Service.LiftQuarantine(tx, service, variant)
+	if err != nil {
+		return err
+	}
+	if !lifted {
+		return &refusal.Error{Kind: refusal.Precondition, Field: "variant",
+			Text: fmt.Sprintf("is %s, which is not quarantined in service %s", limits.Quote(variant), service)}
+	}
+	return c.o.Audit.Append(tx, service, audit.Entry{Kind: "quarantine.lift", Actor: actor,
+		Detail: map[string]string{"variant": variant, "reason": reason}})
+}
+
+func startEntry(id string, req *donav1.StartRolloutRequest, actor string) audit.Entry {
+	steps := make([]string, len(req.GetSteps()))
+	for i, p := range req.GetSteps() {
+		steps[i] = strconv.FormatUint(uint64(p), 10)
+	}
+	queries := make([]string, len(req.GetAnalysis()))
+	for i, q := range req.GetAnalysis() {
+		queries[i] = q.GetName()
+	}
+	detail := map[string]string{
+		"id": id, "canary": req.GetCanaryVariant(), "stable": req.GetStableVariant(),
+		"steps": audit.Value(steps), "step_seconds": fmt.Sprint(req.GetStepSeconds()),
+		"max_error_percent": fmt.Sprint(req.GetMaxErrorPercent()), "min_requests": fmt.Sprint(req.GetMinRequests()),
+		"queries": audit.Value(queries),
+	}
+	return audit.Entry{Kind: "rollout.start", Actor: actor, Detail: detail}
+}
+
+var idEncoding = base32.NewEncoding("0123456789abcdefghjkmnpqrstvwxyz").WithPadding(base32.NoPadding)
+
+// newID makes a rollout id that sorts by time: 48 bits of milliseconds, then 72
+// random bits, in base 32.
+func newID(now time.Time) string {
+	var b [15]byte
+	binary.BigEndian.PutUint64(b[:8], uint64(now.UnixMilli())<<16)
+	rand.Read(b[6:])
+	return "r" + idEncoding.EncodeToString(b[:])
+}
