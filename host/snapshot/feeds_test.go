@@ -1,0 +1,549 @@
+package snapshot_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	donav1 "github.com/dodona-project/dodona/proto/dona/v1"
+	"github.com/prometheus/client_golang/prometheus"
+	"pgregory.net/rapid"
+
+	"github.com/dodona-project/dodona/host/refusal"
+	"github.com/dodona-project/dodona/host/snapshot"
+	"github.com/dodona-project/dodona/host/store"
+)
+
+func newFeeds(tb testing.TB, st store.Store, src snapshot.Source, with func(*snapshot.Options)) *snapshot.Feeds {
+	tb.Helper()
+	o := snapshot.Options{Store: st, Source: src}
+	if with != nil {
+		with(&o)
+	}
+	feeds, err := snapshot.New(o)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	return feeds
+}
+
+func subscribe(tb testing.TB, feeds *snapshot.Feeds, name string, w snapshot.Watcher) *snapshot.Subscription {
+	tb.Helper()
+	sub, err := feeds.Subscribe(name, w)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	return sub
+}
+
+func next(tb testing.TB, sub *snapshot.Subscription) *snapshot.Frame {
+	tb.Helper()
+	f, err := sub.Next(context.Background())
+	if err != nil {
+		tb.Fatal(err)
+	}
+	return f
+}
+
+// nothing checks that sub has nothing to say for an hour.
+func nothing(t *testing.T, sub *snapshot.Subscription) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
+	defer cancel()
+	if f, err := sub.Next(ctx); !errors.Is(err, context.DeadlineExceeded) {
+		t.Fatalf("got version %d, %v", f.Version, err)
+	}
+}
+
+// count reads a counter or gauge.
+func count(tb testing.TB, reg *prometheus.Registry, name, form string) float64 {
+	tb.Helper()
+	families, err := reg.Gather()
+	if err != nil {
+		tb.Fatal(err)
+	}
+	for _, family := range families {
+		if family.GetName() != name {
+			continue
+		}
+		for _, m := range family.GetMetric() {
+			if form == "" || m.GetLabel()[0].GetValue() == form {
+				return m.GetCounter().GetValue() + m.GetGauge().GetValue()
+			}
+		}
+	}
+	tb.Fatalf("there is no metric %s", name)
+	return 0
+}
+
+func TestFirstFrame(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		st := newMemStore()
+		feeds := newFeeds(t, st, &services{}, nil)
+		defer feeds.Close()
+		apply(t, st, "a", change{put: ids(3)})
+		version := apply(t, st, "a", change{put: []string{"x"}})
+		sub := subscribe(t, feeds, "a", snapshot.Watcher{})
+		full := next(t, sub)
+		sub.Close()
+		c := decode(t, full)
+		if full.Version != version || len(c.Endpoints) != 4 {
+			t.Fatalf("version %d with %d endpoints", full.Version, len(c.Endpoints))
+		}
+		other := make([]byte, len(c.Checksum))
+		for _, tc := range []struct {
+			name      string
+			w         snapshot.Watcher
+			unchanged bool
+		}{
+			{"holds what is current", snapshot.Watcher{LastVersion: version, LastChecksum: c.Checksum}, true},
+			{"holds the version with other content", snapshot.Watcher{LastVersion: version, LastChecksum: other}, false},
+			{"holds the version and does not say what", snapshot.Watcher{LastVersion: version}, false},
+			{"holds an older one", snapshot.Watcher{LastVersion: version - 1, LastChecksum: c.Checksum}, false},
+			{"holds none", snapshot.Watcher{LastChecksum: c.Checksum}, false},
+			{"holds one from the future", snapshot.Watcher{LastVersion: version + 1, LastChecksum: c.Checksum}, false},
+		} {
+			sub := subscribe(t, feeds, "a", tc.w)
+			f := next(t, sub)
+			decode(t, f)
+			if f.Unchanged != tc.unchanged || f.Version != version {
+				t.Errorf("%s: version %d, unchanged %v", tc.name, f.Version, f.Unchanged)
+			}
+			nothing(t, sub)
+			sub.Close()
+		}
+	})
+}
+
+func TestUnknownNameAppears(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		st := newMemStore()
+		feeds := newFeeds(t, st, &services{}, nil)
+		defer feeds.Close()
+		sub := subscribe(t, feeds, "a", snapshot.Watcher{})
+		defer sub.Close()
+		f := next(t, sub)
+		if c := decode(t, f); f.Version != 0 || f.Unchanged || len(c.Endpoints) != 0 || len(c.Checksum) == 0 {
+			t.Fatalf("an unknown name: %v", c)
+		}
+		nothing(t, sub)
+		apply(t, st, "b", change{put: ids(1)})
+		nothing(t, sub)
+		version := apply(t, st, "a", change{put: ids(2)})
+		if f := next(t, sub); f.Version != version || len(decode(t, f).Endpoints) != 2 {
+			t.Fatalf("after it appeared: version %d", f.Version)
+		}
+	})
+}
+
+func TestNewestWins(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		st := newMemStore()
+		feeds := newFeeds(t, st, &services{}, nil)
+		defer feeds.Close()
+		apply(t, st, "a", change{put: ids(1)})
+		slow, fast := subscribe(t, feeds, "a", snapshot.Watcher{}), subscribe(t, feeds, "a", snapshot.Watcher{})
+		defer slow.Close()
+		defer fast.Close()
+		next(t, slow)
+		next(t, fast)
+		var version uint64
+		for range 10 {
+			version = apply(t, st, "a", change{put: ids(1)})
+			if f := next(t, fast); f.Version != version {
+				t.Fatalf("the fast one got %d, want %d", f.Version, version)
+			}
+		}
+		if f := next(t, slow); f.Version != version {
+			t.Fatalf("the slow one got %d, want %d", f.Version, version)
+		}
+		nothing(t, slow)
+	})
+}
+
+func TestRewinds(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		st := newMemStore()
+		var seen []snapshot.Rewind
+		feeds := newFeeds(t, st, &services{}, func(o *snapshot.Options) {
+			o.OnRewind = func(r snapshot.Rewind) { seen = append(seen, r) }
+		})
+		defer feeds.Close()
+		want := func(rewinds ...snapshot.Rewind) {
+			t.Helper()
+			synctest.Wait()
+			if fmt.Sprint(seen) != fmt.Sprint(rewinds) {
+				t.Fatalf("rewinds %v, want %v", seen, rewinds)
+			}
+			seen = nil
+			time.Sleep(2 * time.Second)
+		}
+		apply(t, st, "other", change{put: ids(1)})
+		version := apply(t, st, "a", change{put: ids(1)})
+		apply(t, st, "other", change{put: ids(1)})
+
+		open := func(w snapshot.Watcher) *snapshot.Frame {
+			sub := subscribe(t, feeds, "a", w)
+			defer sub.Close()
+			return next(t, sub)
+		}
+		open(snapshot.Watcher{Client: "c", LastVersion: version})
+		want()
+		open(snapshot.Watcher{Client: "c", LastVersion: version + 1})
+		want(snapshot.Rewind{Name: "a", Client: "c", Seen: version + 1, Ours: version})
+		open(snapshot.Watcher{Client: "c", LastVersion: version + 100})
+		want(snapshot.Rewind{Name: "a", Client: "c", Seen: version + 100, Ours: version, Certain: true})
+		for range 3 { // once a second
+			open(snapshot.Watcher{Client: "c", LastVersion: version + 100})
+		}
+		want(snapshot.Rewind{Name: "a", Client: "c", Seen: version + 100, Ours: version, Certain: true})
+
+		// A feed that is merely behind catches up first.
+		sub := subscribe(t, feeds, "a", snapshot.Watcher{})
+		defer sub.Close()
+		next(t, sub)
+		apply(t, st, "a", change{put: ids(1)})
+		newest := apply(t, st, "a", change{put: ids(1)})
+		if f := open(snapshot.Watcher{Client: "c", LastVersion: newest}); f.Version != newest {
+			t.Fatalf("a client that was ahead of the feed got %d, want %d", f.Version, newest)
+		}
+		want()
+		next(t, sub)
+
+		// The store goes back under an open feed: nothing of it is published.
+		st.rewind("svc/a/head", 1)
+		nothing(t, sub)
+		if len(seen) == 0 || seen[0].Seen != newest || seen[0].Ours != 1 || seen[0].Client != "" {
+			t.Fatalf("rewinds %v", seen)
+		}
+	})
+}
+
+// rewind writes a record's version back, as a store that lost data would have it.
+func (s *memStore) rewind(key string, version uint64) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	rec := s.records[key]
+	rec.Version = version
+	s.records[key] = rec
+	for ch := range s.watchers {
+		select {
+		case ch <- struct{}{}:
+		default:
+		}
+	}
+}
+
+func TestBuildFailureIsRetried(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		st, src := newMemStore(), &services{}
+		feeds := newFeeds(t, st, src, nil)
+		defer feeds.Close()
+		src.broken.Store(true)
+		apply(t, st, "a", change{put: ids(1)})
+		sub := subscribe(t, feeds, "a", snapshot.Watcher{})
+		defer sub.Close()
+		nothing(t, sub)
+		src.broken.Store(false)
+		first := next(t, sub)
+		src.broken.Store(true)
+		version := apply(t, st, "a", change{put: ids(2)})
+		nothing(t, sub)
+		src.broken.Store(false)
+		if f := next(t, sub); f.Version != version || first.Version >= version {
+			t.Fatalf("got %d after %d, want %d", f.Version, first.Version, version)
+		}
+	})
+}
+
+func TestIdleFeedsGo(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		reg := prometheus.NewRegistry()
+		st, src := newMemStore(), &services{}
+		feeds := newFeeds(t, st, src, func(o *snapshot.Options) { o.Registerer, o.MaxFeeds = reg, 2 })
+		defer feeds.Close()
+		apply(t, st, "a", change{put: ids(1)})
+		a, b := subscribe(t, feeds, "a", snapshot.Watcher{}), subscribe(t, feeds, "b", snapshot.Watcher{})
+		defer a.Close()
+		next(t, a)
+		if _, err := feeds.Subscribe("c", snapshot.Watcher{}); !refusal.Is(err, refusal.Exhausted) {
+			t.Fatalf("a third name: %v", err)
+		}
+		b.Close()
+		b.Close()
+		time.Sleep(30 * time.Second)
+		b = subscribe(t, feeds, "b", snapshot.Watcher{}) // again in time
+		time.Sleep(time.Hour)
+		if n := count(t, reg, "dona_snapshot_feeds", ""); n != 2 {
+			t.Fatalf("%v feeds, want 2", n)
+		}
+		b.Close()
+		time.Sleep(3 * time.Minute)
+		if n := count(t, reg, "dona_snapshot_feeds", ""); n != 1 {
+			t.Fatalf("%v feeds after the last watcher left, want 1", n)
+		}
+		builds := src.builds.Load()
+		apply(t, st, "b", change{put: ids(1)})
+		time.Sleep(time.Minute)
+		if src.builds.Load() != builds {
+			t.Error("a name that nobody watches was built")
+		}
+	})
+}
+
+func TestCloseEndsSubscriptions(t *testing.T) {
+	feeds := newFeeds(t, newMemStore(), &services{}, nil)
+	sub := subscribe(t, feeds, "a", snapshot.Watcher{})
+	next(t, sub)
+	feeds.Close()
+	if _, err := sub.Next(t.Context()); !refusal.Is(err, refusal.Unavailable) {
+		t.Errorf("next: %v", err)
+	}
+	if _, err := feeds.Subscribe("a", snapshot.Watcher{}); !refusal.Is(err, refusal.Unavailable) {
+		t.Errorf("subscribe: %v", err)
+	}
+	sub.Close()
+}
+
+// A name whose build hangs delays no other.
+func TestNamesDoNotDelayEachOther(t *testing.T) {
+	st := newMemStore()
+	hang := make(chan struct{})
+	feeds := newFeeds(t, unlocked{st}, &hanging{services: &services{}, name: "a", until: hang}, nil)
+	defer feeds.Close()
+	defer close(hang)
+	a := subscribe(t, feeds, "a", snapshot.Watcher{})
+	defer a.Close()
+	b := subscribe(t, feeds, "b", snapshot.Watcher{})
+	defer b.Close()
+	for range 5 {
+		next(t, b)
+		apply(t, st, "b", change{put: ids(3), urgent: true})
+	}
+}
+
+type hanging struct {
+	*services
+	name  string
+	until chan struct{}
+}
+
+func (h *hanging) Build(tx store.ReadTx, name string, previous *snapshot.Built) (*snapshot.Built, error) {
+	if name == h.name {
+		<-h.until
+	}
+	return h.services.Build(tx, name, previous)
+}
+
+// unlocked views a memStore without holding its lock while fn runs.
+type unlocked struct{ *memStore }
+
+func (u unlocked) View(ctx context.Context, fn func(store.ReadTx) error) error {
+	return fn(lockEach{u.memStore})
+}
+
+type lockEach struct{ s *memStore }
+
+func (l lockEach) read(fn func(store.ReadTx) error) error { return l.s.View(context.Background(), fn) }
+
+func (l lockEach) Revision() (n uint64) {
+	_ = l.read(func(tx store.ReadTx) error { n = tx.Revision(); return nil })
+	return n
+}
+func (l lockEach) Now() time.Time { return time.Now() }
+func (l lockEach) Get(key string) (rec store.Record, err error) {
+	err = l.read(func(tx store.ReadTx) (err error) { rec, err = tx.Get(key); return err })
+	return rec, err
+}
+func (l lockEach) GetMany(keys ...string) (recs []store.Record, err error) {
+	err = l.read(func(tx store.ReadTx) (err error) { recs, err = tx.GetMany(keys...); return err })
+	return recs, err
+}
+func (l lockEach) Scan(index string, from, to uint64, limit int) (es []store.Entry, err error) {
+	err = l.read(func(tx store.ReadTx) (err error) { es, err = tx.Scan(index, from, to, limit); return err })
+	return es, err
+}
+func (l lockEach) ReadLog(string, uint64, int) ([]store.LogEntry, error) { return nil, nil }
+
+func TestUnchangedItemsAreReused(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		st, src := newMemStore(), &services{}
+		feeds := newFeeds(t, st, src, nil)
+		defer feeds.Close()
+		apply(t, st, "a", change{put: ids(100)})
+		sub := subscribe(t, feeds, "a", snapshot.Watcher{})
+		defer sub.Close()
+		next(t, sub)
+		apply(t, st, "a", change{put: ids(1)})
+		next(t, sub)
+		if n := src.reused.Load(); n != 99 {
+			t.Errorf("%d of 100 items were reused, want 99", n)
+		}
+	})
+}
+
+func TestSummary(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		st := newMemStore()
+		feeds := newFeeds(t, st, &services{}, nil)
+		defer feeds.Close()
+		feeds.Applied("a", "c1", 1, "") // nobody watches: nothing to remember
+		if s := feeds.Summary("a"); s.Connected != 0 || s.OnCurrentVersion != 0 {
+			t.Fatalf("without watchers: %+v", s)
+		}
+		version := apply(t, st, "a", change{put: ids(1)})
+		var subs []*snapshot.Subscription
+		for _, c := range []string{"c1", "c2", "c3", "c4"} {
+			sub := subscribe(t, feeds, "a", snapshot.Watcher{Client: c})
+			next(t, sub)
+			subs = append(subs, sub)
+		}
+		feeds.Applied("a", "c1", version, "")
+		feeds.Applied("a", "c2", version, "checksum mismatch")
+		feeds.Applied("a", "c3", version, "checksum mismatch")
+		feeds.Applied("a", "c4", version-1, "")
+		want := func(when, s string) {
+			t.Helper()
+			if got := fmt.Sprintf("%+v", feeds.Summary("a")); got != s {
+				t.Fatalf("%s: %s, want %s", when, got, s)
+			}
+		}
+		want("after the reports", fmt.Sprintf("{Connected:4 OnCurrentVersion:1 Rejected:[{Version:%d Reason:checksum mismatch Clients:2}]}", version))
+		feeds.Applied("a", "c2", version, "")
+		subs[2].Close()
+		want("after one took it and one left", "{Connected:3 OnCurrentVersion:2 Rejected:[]}")
+		apply(t, st, "a", change{put: ids(1)})
+		next(t, subs[0])
+		want("after a new version", "{Connected:3 OnCurrentVersion:0 Rejected:[]}")
+		for i := range 30 {
+			feeds.Applied("a", fmt.Sprintf("d%d", i), version+1, fmt.Sprintf("reason %02d", i))
+		}
+		if n := len(feeds.Summary("a").Rejected); n != 20 {
+			t.Errorf("%d rejections shown, want 20", n)
+		}
+		for i := range 20_000 {
+			feeds.Applied("a", fmt.Sprintf("e%d", i), version+1, "")
+		}
+		if s := feeds.Summary("a"); s.OnCurrentVersion != 3 {
+			t.Errorf("more on the current version than connected: %+v", s)
+		}
+		for _, sub := range subs {
+			sub.Close()
+		}
+	})
+}
+
+// TestHistories plays random changes against watchers that come, go and dawdle,
+// and judges each frame by what was committed.
+func TestHistories(t *testing.T) {
+	rapid.Check(t, func(rt *rapid.T) {
+		seed := rapid.Uint64().Draw(rt, "seed")
+		synctest.Test(t, func(t *testing.T) { history(t, rand.New(rand.NewPCG(seed, 1))) })
+	})
+}
+
+func history(t *testing.T, rnd *rand.Rand) {
+	st := newMemStore()
+	feeds := newFeeds(t, st, &services{}, nil)
+	defer feeds.Close()
+	// committed[version] is the set that version stands for.
+	committed := map[uint64]map[string]bool{0: {}}
+	current, newest := map[string]bool{}, uint64(0)
+	ctx, cancel := context.WithCancel(t.Context())
+	type watcher struct {
+		done chan struct{}
+		last uint64
+	}
+	type got struct {
+		who      *watcher
+		snapshot *donav1.ConfigSnapshot
+	}
+	var watchers []*watcher
+	frames := make(chan got, 100_000)
+	join := func(seed uint64) {
+		w := &watcher{done: make(chan struct{})}
+		watchers = append(watchers, w)
+		go func() {
+			defer close(w.done)
+			rnd := rand.New(rand.NewPCG(seed, 2))
+			var last uint64
+			var checksum []byte
+			for ctx.Err() == nil {
+				sub, err := feeds.Subscribe("a", snapshot.Watcher{LastVersion: last, LastChecksum: checksum})
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				for frame := 0; rnd.IntN(10) > 0 || ctx.Err() != nil; frame++ {
+					f, err := sub.Next(ctx)
+					if err != nil {
+						break
+					}
+					c := decode(t, f)
+					if f.Unchanged && (frame > 0 || f.Version != last) {
+						t.Errorf("unchanged at %d for one that holds %d", f.Version, last)
+					}
+					if !f.Unchanged {
+						frames <- got{w, c}
+					}
+					if f.Version < last || frame > 0 && f.Version == last {
+						t.Errorf("version %d after %d", f.Version, last) // NoRegress, Ordered
+					}
+					last, checksum = f.Version, c.Checksum
+					time.Sleep(time.Duration(rnd.IntN(300)) * time.Millisecond)
+				}
+				sub.Close()
+			}
+			w.last = last
+		}()
+	}
+	for range 4 {
+		join(rnd.Uint64())
+	}
+	for range 60 {
+		c := change{urgent: rnd.IntN(5) == 0}
+		for _, id := range ids(6) {
+			switch rnd.IntN(3) {
+			case 0:
+				c.put, current[id] = append(c.put, id), true
+			case 1:
+				c.del = append(c.del, id)
+				delete(current, id)
+			}
+		}
+		newest = apply(t, st, "a", c)
+		committed[newest] = map[string]bool{}
+		for id := range current {
+			committed[newest][id] = true
+		}
+		time.Sleep(time.Duration(rnd.IntN(1+rnd.IntN(600))) * time.Millisecond)
+	}
+	time.Sleep(2 * time.Second) // NewestEventually: within 2 s of quiet
+	synctest.Wait()
+	cancel()
+	for _, w := range watchers {
+		<-w.done
+		if w.last != newest {
+			t.Errorf("a watcher ended on version %d, want %d", w.last, newest)
+		}
+	}
+	close(frames)
+	for f := range frames {
+		want, ok := committed[f.snapshot.Version]
+		if !ok {
+			t.Fatalf("version %d was never committed", f.snapshot.Version) // NoInvention
+		}
+		if len(want) != len(f.snapshot.Endpoints) { // Atomic
+			t.Fatalf("version %d has %d endpoints, want %d", f.snapshot.Version, len(f.snapshot.Endpoints), len(want))
+		}
+		for _, e := range f.snapshot.Endpoints {
+			if !want[e.Id] {
+				t.Fatalf("version %d has %s", f.snapshot.Version, e.Id)
+			}
+		}
+	}
+}

@@ -1,0 +1,170 @@
+package snapshot_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync/atomic"
+	"testing"
+
+	donav1 "github.com/dodona-project/dodona/proto/dona/v1"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/dodona-project/dodona/host/snapshot"
+	"github.com/dodona-project/dodona/host/store"
+	"github.com/dodona-project/dodona/sdk/dona/digest"
+)
+
+// services is a small plane: a service is a set of endpoint ids under a head.
+type services struct {
+	builds atomic.Int64
+	reused atomic.Int64
+	broken atomic.Bool // Build fails
+}
+
+func headKey(name string) string   { return "svc/" + name + "/head" }
+func urgentKey(name string) string { return "svc/" + name + "/urgent" }
+
+func (s *services) Prefix(name string) string { return headKey(name) }
+
+func (s *services) Peek(tx store.ReadTx, name string) (version, urgent uint64, err error) {
+	recs, err := tx.GetMany(headKey(name), urgentKey(name))
+	if err != nil {
+		return 0, 0, err
+	}
+	return recs[0].Version, recs[1].Version, nil
+}
+
+type cached struct {
+	version  uint64
+	endpoint *donav1.Endpoint
+	item     [digest.Size]byte
+}
+
+func (s *services) Build(tx store.ReadTx, name string, previous *snapshot.Built) (*snapshot.Built, error) {
+	s.builds.Add(1)
+	if s.broken.Load() {
+		return nil, errors.New("broken on purpose")
+	}
+	version, _, err := s.Peek(tx, name)
+	if err != nil {
+		return nil, err
+	}
+	entries, err := tx.Scan("svc/"+name+"/ep", 0, 0, 0)
+	if err != nil {
+		return nil, err
+	}
+	var old map[string]cached
+	if previous != nil {
+		old = previous.Carry.(map[string]cached)
+	}
+	next := make(map[string]cached, len(entries))
+	full := &donav1.ConfigSnapshot{Service: name, Version: version, Form: donav1.ConfigSnapshot_FORM_FULL}
+	var sum digest.Sum
+	for _, e := range entries {
+		key := "svc/" + name + "/ep/" + e.Member
+		rec, err := tx.Get(key)
+		if err != nil {
+			return nil, err
+		}
+		c := old[e.Member]
+		if c.version != rec.Version {
+			c = cached{version: rec.Version, endpoint: new(donav1.Endpoint)}
+			if err := proto.Unmarshal(rec.Value, c.endpoint); err != nil {
+				return nil, err
+			}
+			c.item = digest.EndpointItem(c.endpoint)
+		} else {
+			s.reused.Add(1)
+		}
+		next[e.Member] = c
+		sum.Add(c.item)
+		full.Endpoints = append(full.Endpoints, c.endpoint)
+	}
+	checksum := sum.Checksum(uint64(len(entries)))
+	full.Checksum = checksum[:]
+	return &snapshot.Built{
+		Version: version, Checksum: checksum[:], Full: full, Carry: next,
+		Unchanged: &donav1.ConfigSnapshot{Service: name, Version: version, Checksum: checksum[:], Form: donav1.ConfigSnapshot_FORM_UNCHANGED},
+	}, nil
+}
+
+// A change of one service.
+type change struct {
+	put    []string // endpoint ids to add or move to a new address
+	del    []string
+	urgent bool
+}
+
+// apply commits c and returns the service's new version.
+func apply(tb testing.TB, st store.Store, name string, c change) (version uint64) {
+	tb.Helper()
+	err := st.Update(context.Background(), store.Soft, func(tx store.Tx) error {
+		version = tx.Revision()
+		for _, id := range c.put {
+			if err := tx.IndexPut("svc/"+name+"/ep", id, 0); err != nil {
+				return err
+			}
+			if err := store.Save(tx, "svc/"+name+"/ep/"+id, endpoint(id, version)); err != nil {
+				return err
+			}
+		}
+		for _, id := range c.del {
+			if err := tx.IndexDelete("svc/"+name+"/ep", id); err != nil {
+				return err
+			}
+			if err := tx.Delete("svc/" + name + "/ep/" + id); err != nil {
+				return err
+			}
+		}
+		if c.urgent {
+			if err := tx.Put(urgentKey(name), []byte{1}); err != nil {
+				return err
+			}
+		}
+		return tx.Put(headKey(name), []byte{1})
+	})
+	if err != nil {
+		tb.Fatal(err)
+	}
+	return version
+}
+
+func endpoint(id string, version uint64) *donav1.Endpoint {
+	return &donav1.Endpoint{
+		Id: id, Address: fmt.Sprintf("10.%d.%d.%d:8443", version>>16&255, version>>8&255, version&255),
+		Variant: "v1", Region: "eu-central-1", Zone: "eu-central-1a", LbWeight: 100,
+	}
+}
+
+func ids(n int) []string {
+	all := make([]string, n)
+	for i := range all {
+		all[i] = fmt.Sprintf("endpoint-%05d", i)
+	}
+	return all
+}
+
+// decode reads a frame back and checks its checksum against its content.
+func decode(tb testing.TB, f *snapshot.Frame) *donav1.ConfigSnapshot {
+	tb.Helper()
+	var c donav1.ConfigSnapshot
+	if err := proto.Unmarshal(f.EncodedMessage(), &c); err != nil {
+		tb.Fatal(err)
+	}
+	if c.Version != f.Version || (c.Form == donav1.ConfigSnapshot_FORM_UNCHANGED) != f.Unchanged {
+		tb.Fatalf("the frame says version %d, unchanged %v; its message %d, %v", f.Version, f.Unchanged, c.Version, c.Form)
+	}
+	verify(tb, &c)
+	return &c
+}
+
+func verify(tb testing.TB, c *donav1.ConfigSnapshot) {
+	tb.Helper()
+	if c.Form == donav1.ConfigSnapshot_FORM_UNCHANGED {
+		return
+	}
+	if want := digest.OfSnapshot(c); string(want[:]) != string(c.Checksum) {
+		tb.Fatalf("version %d: the checksum does not fit the content", c.Version)
+	}
+}
