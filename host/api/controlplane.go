@@ -1,0 +1,114 @@
+package api
+
+import (
+	"context"
+
+	donav1 "github.com/dodona-project/dodona/proto/dona/v1"
+
+	"github.com/dodona-project/dodona/host/audit"
+	"github.com/dodona-project/dodona/host/limits"
+	"github.com/dodona-project/dodona/host/refusal"
+	"github.com/dodona-project/dodona/host/rollout"
+	"github.com/dodona-project/dodona/host/service"
+	"github.com/dodona-project/dodona/host/session"
+	"github.com/dodona-project/dodona/host/snapshot"
+	"github.com/dodona-project/dodona/host/store"
+)
+
+// ControlPlane serves dona.v1.ControlPlane. Its fields are set once, before the
+// server starts.
+type ControlPlane struct {
+	donav1.UnimplementedControlPlaneServer
+
+	Store    store.Store
+	Audit    *audit.Log
+	Plane    *service.Plane
+	Reports  *service.Reports
+	Sessions *session.Registry
+	Feeds    *snapshot.Feeds
+	Rollouts *rollout.Controller
+	Strategy service.PluginCheck // judges a strategy plugin's name and config
+	Wall     Clock
+}
+
+// WatchConfig streams a service's snapshots.
+func (s *ControlPlane) WatchConfig(req *donav1.WatchConfigRequest, stream donav1.ControlPlane_WatchConfigServer) error {
+	if err := checkWatch(req); err != nil {
+		return err
+	}
+	sub, err := s.Feeds.Subscribe(req.Service, snapshot.Watcher{
+		Client: req.ClientId, LastVersion: req.LastVersion, LastChecksum: req.LastChecksum,
+	})
+	if err != nil {
+		return err
+	}
+	return s.Feeds.Serve(stream.Context(), stream, sub)
+}
+
+func checkWatch(req *donav1.WatchConfigRequest) error {
+	if err := refusal.Check("service", limits.Service(req.Service)); err != nil {
+		return err
+	}
+	if req.ClientId != "" {
+		if err := refusal.Check("client_id", limits.ID(req.ClientId)); err != nil {
+			return err
+		}
+	}
+	if n := len(req.LastChecksum); n != 0 && n != 32 {
+		return refusal.Field("last_checksum", "has %d bytes: allowed are 32, or none", n)
+	}
+	if req.CallerService != "" {
+		if err := refusal.Check("caller_service", limits.Service(req.CallerService)); err != nil {
+			return err
+		}
+	}
+	return refusal.Check("caller_region", limits.OptionalName(req.CallerRegion))
+}
+
+// ReportStats counts a batch once and answers when its audits are durable.
+func (s *ControlPlane) ReportStats(ctx context.Context, batch *donav1.StatsBatch) (*donav1.ReportAck, error) {
+	ack, applied, err := s.Reports.Take(ctx, actor(ctx), batch)
+	if err != nil {
+		return nil, err
+	}
+	for _, a := range applied {
+		s.Feeds.Applied(a.Service, batch.ReporterId, a.Version, a.RejectedReason)
+	}
+	return ack, nil
+}
+
+// SetFlag sets or deletes a flag.
+func (s *ControlPlane) SetFlag(ctx context.Context, req *donav1.SetFlagRequest) (*donav1.Empty, error) {
+	return control(ctx, func(ctx context.Context) error { return s.Plane.SetFlag(ctx, actor(ctx), req) })
+}
+
+// SetServicePolicy changes residency and strategy.
+func (s *ControlPlane) SetServicePolicy(ctx context.Context, req *donav1.SetServicePolicyRequest) (*donav1.Empty, error) {
+	return control(ctx, func(ctx context.Context) error { return s.Plane.SetPolicy(ctx, actor(ctx), req, s.Strategy) })
+}
+
+// StartRollout starts a canary.
+func (s *ControlPlane) StartRollout(ctx context.Context, req *donav1.StartRolloutRequest) (*donav1.Empty, error) {
+	return control(ctx, func(ctx context.Context) error { return s.Rollouts.Start(ctx, actor(ctx), req) })
+}
+
+// ControlRollout pauses, resumes, promotes or aborts a rollout, or lifts a
+// quarantine.
+func (s *ControlPlane) ControlRollout(ctx context.Context, req *donav1.ControlRolloutRequest) (status *donav1.RolloutStatus, err error) {
+	_, err = control(ctx, func(ctx context.Context) error {
+		status, err = s.Rollouts.Control(ctx, actor(ctx), req)
+		return err
+	})
+	return status, err
+}
+
+// control runs an action that leaves an audit entry. When the entry cannot be
+// written in time the action is refused.
+func control(ctx context.Context, act func(ctx context.Context) error) (*donav1.Empty, error) {
+	ctx, cancel := context.WithTimeout(ctx, auditCap)
+	defer cancel()
+	if err := act(ctx); err != nil {
+		return nil, service.Unavailable(err)
+	}
+	return &donav1.Empty{}, nil
+}

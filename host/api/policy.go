@@ -1,0 +1,80 @@
+package api
+
+import (
+	donav1 "github.com/dodona-project/dodona/proto/dona/v1"
+	"google.golang.org/grpc/health/grpc_health_v1"
+	reflectionv1 "google.golang.org/grpc/reflection/grpc_reflection_v1"
+	reflectionv1alpha "google.golang.org/grpc/reflection/grpc_reflection_v1alpha"
+)
+
+// Role is what a caller may be to an RPC. A caller has the roles that its
+// identity gives it; the developer on loopback (local:dev) has all of them.
+type Role string
+
+const (
+	Anyone   Role = "anyone"   // liveness only
+	Workload Role = "workload" // an application of the trust domain
+	Admin    Role = "admin"    // an operator
+)
+
+// Rule is one row of the table: who may call an RPC, how much and how often.
+type Rule struct {
+	Roles    []Role
+	MaxBytes int     // of one message received
+	Rate     float64 // calls a second and identity
+	Burst    int
+	DevOnly  bool // served with --dev only
+}
+
+const (
+	smallMessage = 256 << 10
+	statsMessage = 4 << 20
+)
+
+var (
+	admins    = []Role{Admin}
+	workloads = []Role{Workload, Admin}
+)
+
+func admin() Rule { return Rule{Roles: admins, MaxBytes: smallMessage, Rate: 100, Burst: 400} }
+
+// Policy is the table. An RPC without a row is denied, and a test compares the
+// table with the services that are registered.
+var Policy = map[string]Rule{
+	donav1.ControlPlane_RegisterEndpoint_FullMethodName: {Roles: workloads, MaxBytes: smallMessage, Rate: 500, Burst: 2000},
+	donav1.ControlPlane_WatchConfig_FullMethodName:      {Roles: workloads, MaxBytes: smallMessage, Rate: 2000, Burst: 10_000},
+	donav1.ControlPlane_ReportStats_FullMethodName:      {Roles: workloads, MaxBytes: statsMessage, Rate: 2000, Burst: 4000},
+
+	donav1.ControlPlane_SetFlag_FullMethodName:          admin(),
+	donav1.ControlPlane_StartRollout_FullMethodName:     admin(),
+	donav1.ControlPlane_ControlRollout_FullMethodName:   admin(),
+	donav1.ControlPlane_RegisterArtifact_FullMethodName: admin(),
+	donav1.ControlPlane_CreateRelease_FullMethodName:    admin(),
+	donav1.ControlPlane_StartDeployment_FullMethodName:  admin(),
+	donav1.ControlPlane_SetIngress_FullMethodName:       admin(),
+	donav1.ControlPlane_SetSharedService_FullMethodName: admin(),
+	donav1.ControlPlane_SetServicePolicy_FullMethodName: admin(),
+	donav1.ControlPlane_GetStatus_FullMethodName:        admin(),
+	donav1.ControlPlane_WatchStatus_FullMethodName:      admin(),
+	donav1.ControlPlane_ListServices_FullMethodName:     admin(),
+	donav1.ControlPlane_ListArtifacts_FullMethodName:    admin(),
+	donav1.ControlPlane_ListReleases_FullMethodName:     admin(),
+	donav1.ControlPlane_GetAttestation_FullMethodName:   admin(),
+
+	donav1.HostAdmin_ListPlugins_FullMethodName:    admin(),
+	donav1.HostAdmin_ReloadPlugin_FullMethodName:   admin(),
+	donav1.HostAdmin_ResetPlugin_FullMethodName:    admin(),
+	donav1.HostAdmin_TailPluginLogs_FullMethodName: admin(),
+	donav1.HostAdmin_GetHost_FullMethodName:        admin(),
+	donav1.HostAdmin_AdoptStore_FullMethodName:     admin(),
+	donav1.HostAdmin_CreateToken_FullMethodName:    admin(),
+	donav1.HostAdmin_RevokeToken_FullMethodName:    admin(),
+	donav1.HostAdmin_RolloverCA_FullMethodName:     admin(),
+
+	grpc_health_v1.Health_Check_FullMethodName: {Roles: []Role{Anyone}, MaxBytes: smallMessage, Rate: 100, Burst: 400},
+	grpc_health_v1.Health_Watch_FullMethodName: {Roles: []Role{Anyone}, MaxBytes: smallMessage, Rate: 100, Burst: 400},
+	grpc_health_v1.Health_List_FullMethodName:  {Roles: []Role{Anyone}, MaxBytes: smallMessage, Rate: 100, Burst: 400},
+
+	reflectionv1.ServerReflection_ServerReflectionInfo_FullMethodName:      {Roles: admins, MaxBytes: smallMessage, Rate: 100, Burst: 400, DevOnly: true},
+	reflectionv1alpha.ServerReflection_ServerReflectionInfo_FullMethodName: {Roles: admins, MaxBytes: smallMessage, Rate: 100, Burst: 400, DevOnly: true},
+}

@@ -1,0 +1,194 @@
+// Package api is the edge: gRPC services that identify the caller, look the call
+// up in one table of roles and limits, check the request, call one package, and
+// turn its answer into a transport status. No other package of the host knows
+// transport codes.
+//
+// host wires it: [New] returns a *grpc.Server with every service registered.
+package api
+
+import (
+	"context"
+	"fmt"
+	"runtime/debug"
+	"time"
+
+	donav1 "github.com/dodona-project/dodona/proto/dona/v1"
+	"github.com/hashicorp/go-hclog"
+	"github.com/prometheus/client_golang/prometheus"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/health"
+	"google.golang.org/grpc/health/grpc_health_v1"
+	"google.golang.org/grpc/keepalive"
+	"google.golang.org/grpc/reflection"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/dodona-project/dodona/host/snapshot"
+)
+
+// Options of the server.
+type Options struct {
+	ControlPlane *ControlPlane
+	HostAdmin    *HostAdmin
+	Health       *health.Server
+	Dev          bool // everyone on loopback is local:dev with every role
+	Logger       hclog.Logger
+	Registerer   prometheus.Registerer
+}
+
+const (
+	unaryCap = 10 * time.Second
+	window   = 1 << 20 // static flow control windows: no probing pings
+	bufSize  = 4 << 10 // per connection; larger ones cost memory for each idle watcher
+)
+
+// New returns a server with every service registered behind the same checks:
+// recover, identity, table, rate, size, deadline.
+func New(o Options) (*grpc.Server, error) {
+	g := &guard{dev: o.Dev, log: o.Logger, limiters: newLimiters()}
+	var err error
+	if g.metrics, err = newMetrics(o.Registerer); err != nil {
+		return nil, fmt.Errorf("api: metrics: %w", err)
+	}
+	server := grpc.NewServer(
+		grpc.ForceServerCodecV2(snapshot.Codec()),
+		grpc.ChainUnaryInterceptor(g.unary),
+		grpc.ChainStreamInterceptor(g.stream),
+		grpc.MaxConcurrentStreams(250),
+		grpc.MaxRecvMsgSize(statsMessage),
+		grpc.MaxSendMsgSize(snapshot.MaxFrame),
+		grpc.MaxHeaderListSize(8<<10),
+		grpc.ConnectionTimeout(5*time.Second),
+		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 10 * time.Second, PermitWithoutStream: true}),
+		grpc.KeepaliveParams(keepalive.ServerParameters{Time: 20 * time.Second, Timeout: 10 * time.Second, MaxConnectionIdle: 10 * time.Minute}),
+		grpc.StaticStreamWindowSize(window),
+		grpc.StaticConnWindowSize(window),
+		grpc.ReadBufferSize(bufSize),
+		grpc.WriteBufferSize(bufSize),
+	)
+	r := registrar{server}
+	donav1.RegisterControlPlaneServer(r, o.ControlPlane)
+	donav1.RegisterHostAdminServer(r, o.HostAdmin)
+	grpc_health_v1.RegisterHealthServer(r, o.Health)
+	if o.Dev {
+		reflection.Register(reflected{r, server})
+	}
+	return server, nil
+}
+
+// registrar registers services whose unary methods answer a message that does
+// not parse with INVALID_ARGUMENT. gRPC would say INTERNAL, as if the host had
+// failed, and no interceptor sees it.
+type registrar struct{ server *grpc.Server }
+
+func (r registrar) RegisterService(desc *grpc.ServiceDesc, impl any) {
+	wrapped := *desc
+	wrapped.Methods = make([]grpc.MethodDesc, len(desc.Methods))
+	for i, m := range desc.Methods {
+		handle := m.Handler
+		wrapped.Methods[i] = grpc.MethodDesc{MethodName: m.MethodName, Handler: func(srv any, ctx context.Context, dec func(any) error, in grpc.UnaryServerInterceptor) (any, error) {
+			return handle(srv, ctx, func(v any) error { return parsed(dec(v)) }, in)
+		}}
+	}
+	r.server.RegisterService(&wrapped, impl)
+}
+
+type reflected struct {
+	registrar
+	server *grpc.Server
+}
+
+func (r reflected) GetServiceInfo() map[string]grpc.ServiceInfo { return r.server.GetServiceInfo() }
+
+func parsed(err error) error {
+	if status.Code(err) == codes.Internal {
+		return status.Error(codes.InvalidArgument, clip("the message does not parse: "+status.Convert(err).Message()))
+	}
+	return err
+}
+
+// guard is what every call passes.
+type guard struct {
+	dev      bool
+	log      hclog.Logger
+	limiters *limiters
+	metrics  *metrics
+}
+
+// admit identifies the caller and looks the call up.
+func (g *guard) admit(ctx context.Context, method string) (context.Context, Rule, error) {
+	who, err := g.identify(ctx)
+	if err != nil {
+		return ctx, Rule{}, err
+	}
+	rule, ok := Policy[method]
+	if !ok || rule.DevOnly && !g.dev || !who.may(rule.Roles) {
+		return ctx, rule, status.Error(codes.PermissionDenied, "this identity may not call this method")
+	}
+	if wait := g.limiters.take(method, who.actor, rule); wait > 0 {
+		return ctx, rule, tooOften(rule, wait)
+	}
+	return context.WithValue(ctx, callerKey{}, who), rule, nil
+}
+
+func (g *guard) unary(ctx context.Context, req any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (resp any, err error) {
+	begin := time.Now()
+	defer func() { g.metrics.observe(info.FullMethod, err, time.Since(begin)) }()
+	defer g.recover(info.FullMethod, &err)
+	ctx, rule, err := g.admit(ctx, info.FullMethod)
+	if err != nil {
+		return nil, err
+	}
+	if err := within(req, rule); err != nil {
+		return nil, err
+	}
+	ctx, cancel := context.WithTimeout(ctx, unaryCap)
+	defer cancel()
+	resp, err = handler(ctx, req)
+	return resp, answer(g.log, info.FullMethod, err)
+}
+
+func (g *guard) stream(srv any, ss grpc.ServerStream, info *grpc.StreamServerInfo, handler grpc.StreamHandler) (err error) {
+	begin := time.Now()
+	defer func() { g.metrics.observe(info.FullMethod, err, time.Since(begin)) }()
+	defer g.recover(info.FullMethod, &err)
+	ctx, rule, err := g.admit(ss.Context(), info.FullMethod)
+	if err != nil {
+		return err
+	}
+	return answer(g.log, info.FullMethod, handler(srv, &guarded{ss, ctx, rule}))
+}
+
+func (g *guard) recover(method string, err *error) {
+	if p := recover(); p != nil {
+		g.metrics.panics.Inc()
+		g.log.Error("a call panicked", "method", method, "panic", p, "stack", string(debug.Stack()))
+		*err = status.Error(codes.Internal, "the host failed; its log says why")
+	}
+}
+
+// guarded is a stream whose messages are held to the rule's size.
+type guarded struct {
+	grpc.ServerStream
+	ctx  context.Context
+	rule Rule
+}
+
+func (s *guarded) Context() context.Context { return s.ctx }
+
+func (s *guarded) RecvMsg(m any) error {
+	if err := s.ServerStream.RecvMsg(m); err != nil {
+		return parsed(err)
+	}
+	return within(m, s.rule)
+}
+
+func within(m any, rule Rule) error {
+	if msg, ok := m.(proto.Message); ok {
+		if n := proto.Size(msg); n > rule.MaxBytes {
+			return status.Errorf(codes.ResourceExhausted, "the message has %d bytes: allowed are at most %d", n, rule.MaxBytes)
+		}
+	}
+	return nil
+}

@@ -1,0 +1,135 @@
+package api
+
+import (
+	"context"
+	"encoding/hex"
+	"time"
+
+	donav1 "github.com/dodona-project/dodona/proto/dona/v1"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/dodona-project/dodona/host/limits"
+	"github.com/dodona-project/dodona/host/refusal"
+	"github.com/dodona-project/dodona/host/store"
+)
+
+// Clock tells the wall clock's time, by which clients' times are judged.
+type Clock func() time.Time
+
+// auditCap is how long a control action may wait for its audit entry.
+const auditCap = 2 * time.Second
+
+// GetStatus shows one service as it is at one revision.
+func (s *ControlPlane) GetStatus(ctx context.Context, req *donav1.GetStatusRequest) (*donav1.StatusReply, error) {
+	if err := refusal.Check("service", limits.Service(req.Service)); err != nil {
+		return nil, err
+	}
+	return s.status(ctx, req.Service)
+}
+
+func (s *ControlPlane) status(ctx context.Context, service string) (reply *donav1.StatusReply, err error) {
+	err = s.Store.View(ctx, func(tx store.ReadTx) error {
+		reply = &donav1.StatusReply{}
+		exists, err := s.Plane.Exists(tx, service)
+		if err != nil {
+			return err
+		}
+		if !exists {
+			return refusal.New(refusal.NotFound, "there is no service %s: a flag, a policy or an endpoint creates it", service)
+		}
+		built, err := s.Plane.Build(tx, service, nil)
+		if err != nil {
+			return err
+		}
+		reply.Config = built.Config
+		if reply.Rollout, err = s.Rollouts.Status(tx, service); err != nil && !refusal.Is(err, refusal.NotFound) {
+			return err
+		}
+		if reply.Stats, err = s.Rollouts.Stats(tx, service, s.Wall()); err != nil {
+			return err
+		}
+		if reply.Policy, err = s.Plane.Policy(tx, service); err != nil {
+			return err
+		}
+		plan, err := s.Plane.Plan(tx, service)
+		if err != nil {
+			return err
+		}
+		reply.PlanNote = plan.Note
+		seq, hash, err := s.Audit.Head(tx, service)
+		if err != nil {
+			return err
+		}
+		reply.AuditSequence, reply.AuditHead = seq, hex.EncodeToString(hash[:])
+		return nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	reply.Watchers = s.watchers(service)
+	return reply, nil
+}
+
+func (s *ControlPlane) watchers(service string) *donav1.WatcherSummary {
+	sum := s.Feeds.Summary(service)
+	w := &donav1.WatcherSummary{Connected: uint32(sum.Connected), OnCurrentVersion: uint32(sum.OnCurrentVersion)}
+	for _, r := range sum.Rejected {
+		w.Rejected = append(w.Rejected, &donav1.AppliedConfig{Service: service, Version: r.Version, RejectedReason: r.Reason})
+	}
+	return w
+}
+
+// statusPause is the least time between two looks for one watcher of a status.
+const statusPause = 250 * time.Millisecond
+
+// WatchStatus sends the status now and whenever it changed, at most four times a
+// second.
+func (s *ControlPlane) WatchStatus(req *donav1.GetStatusRequest, stream donav1.ControlPlane_WatchStatusServer) error {
+	if err := refusal.Check("service", limits.Service(req.Service)); err != nil {
+		return err
+	}
+	ctx := stream.Context()
+	notice := s.Store.Watch(ctx, "svc/"+req.Service+"/")
+	// Windows slide and dwell is served without any notice.
+	tick := time.NewTicker(time.Second)
+	defer tick.Stop()
+	pause := time.NewTicker(statusPause)
+	defer pause.Stop()
+	var last *donav1.StatusReply
+	for {
+		reply, err := s.status(ctx, req.Service)
+		if err != nil {
+			return err
+		}
+		if !proto.Equal(last, reply) {
+			if err := stream.Send(reply); err != nil {
+				return err
+			}
+			last = reply
+		}
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-tick.C:
+		case _, open := <-notice:
+			if !open {
+				return refusal.New(refusal.Unavailable, "this host is stopping: watch at another one, or again")
+			}
+			select {
+			case <-pause.C:
+			case <-ctx.Done():
+				return ctx.Err()
+			}
+		}
+	}
+}
+
+// ListServices names every service.
+func (s *ControlPlane) ListServices(ctx context.Context, _ *donav1.ListServicesRequest) (reply *donav1.ListServicesReply, err error) {
+	err = s.Store.View(ctx, func(tx store.ReadTx) error {
+		services, err := s.Plane.Services(tx)
+		reply = &donav1.ListServicesReply{Services: services}
+		return err
+	})
+	return reply, err
+}
