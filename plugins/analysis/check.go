@@ -1,0 +1,155 @@
+package analysis
+
+import (
+	"fmt"
+	"math"
+	"strings"
+	"unicode"
+	"unicode/utf8"
+
+	donav1 "github.com/dodona-project/dodona/proto/dona/v1"
+	pluginv1 "github.com/dodona-project/dodona/proto/plugin/v1"
+)
+
+// fault is why an answer is refused. reason is a label of a metric.
+type fault struct{ reason, detail string }
+
+func refuse(reason, format string, args ...any) *fault {
+	return &fault{reason: reason, detail: fmt.Sprintf(format, args...)}
+}
+
+// The reasons, each with its rows in the tests.
+const (
+	reasonVerdict  = "verdict"
+	reasonDetail   = "detail"
+	reasonEvidence = "evidence"
+	reasonState    = "state"
+	reasonRetry    = "retry_after"
+)
+
+const (
+	pass    = donav1.Verdict_VERDICT_PASS
+	breach  = donav1.Verdict_VERDICT_BREACH
+	missing = donav1.Verdict_VERDICT_MISSING
+)
+
+// check turns an answer into a measurement, or says why not. The answer may be
+// anything that the wire can carry.
+func check(q *donav1.AnalysisQuery, r *pluginv1.EvaluateReply) (Measurement, *fault) {
+	switch {
+	case r.GetVerdict() < 0 || r.GetVerdict() > missing:
+		return Measurement{}, refuse(reasonVerdict, "verdict is %d: allowed are 0 to %d", r.GetVerdict(), missing)
+	case len(r.GetDetail()) > MaxDetail:
+		return Measurement{}, refuse(reasonDetail, "detail has %d bytes: allowed are at most %d", len(r.GetDetail()), MaxDetail)
+	case !oneLine(r.GetDetail()):
+		return Measurement{}, refuse(reasonDetail, "detail is not one line of printable text")
+	case len(r.GetEvidence()) > MaxEvidence:
+		return Measurement{}, refuse(reasonEvidence, "evidence has %d bytes: allowed are at most %d", len(r.GetEvidence()), MaxEvidence)
+	case len(r.GetState()) > MaxState:
+		return Measurement{}, refuse(reasonState, "state has %d bytes: allowed are at most %d", len(r.GetState()), MaxState)
+	}
+	m := Measurement{Detail: r.GetDetail(), Evidence: r.GetEvidence(), State: r.GetState()}
+	if d := r.GetRetryAfter(); d != nil {
+		if err := d.CheckValid(); err != nil || d.AsDuration() < 0 {
+			return Measurement{}, refuse(reasonRetry, "retry_after is not a duration from 0 up")
+		}
+		m.RetryAfter = min(d.AsDuration(), MaxRetryAfter)
+	}
+	var why string
+	m.Verdict, why = verdict(q, r)
+	if m.Detail == "" || m.Verdict == missing && why != "" {
+		m.Detail = join(why, m.Detail)
+	}
+	if m.Verdict != missing && r.GetHasValue() {
+		m.Value, m.HasValue = r.GetValue(), true
+	}
+	return m, nil
+}
+
+// verdict decides what an answer says. why is for people.
+func verdict(q *donav1.AnalysisQuery, r *pluginv1.EvaluateReply) (v donav1.Verdict, why string) {
+	value, has := r.GetValue(), r.GetHasValue()
+	if has && (math.IsNaN(value) || math.IsInf(value, -1)) {
+		return missing, fmt.Sprintf("value is %v", value)
+	}
+	switch r.GetVerdict() {
+	case pass:
+		if has && math.IsInf(value, 1) {
+			return missing, "the plugin says pass and measured +Inf"
+		}
+		return pass, "the plugin says pass"
+	case breach:
+		return breach, "the plugin says breach"
+	case missing:
+		return missing, ""
+	}
+	if !has {
+		return missing, "the plugin measured nothing"
+	}
+	return Compare(q, value)
+}
+
+// Compare judges a value by the bounds of a query: above max_value (unless
+// no_max_value) or below min_value (if has_min_value) is a breach. +Inf is a
+// breach, NaN and -Inf are missing, and so is everything when the query has no
+// usable bound. why says it for people.
+func Compare(q *donav1.AnalysisQuery, value float64) (v donav1.Verdict, why string) {
+	hasMax, hasMin := !q.GetNoMaxValue(), q.GetHasMinValue()
+	switch {
+	case math.IsNaN(value) || math.IsInf(value, -1):
+		return missing, fmt.Sprintf("value is %v", value)
+	case q == nil || !hasMax && !hasMin:
+		return missing, "the query has no bound"
+	case hasMax && !finite(q.GetMaxValue()) || hasMin && !finite(q.GetMinValue()):
+		return missing, "a bound of the query is not a finite number"
+	case math.IsInf(value, 1):
+		return breach, "value is +Inf"
+	case hasMax && value > q.GetMaxValue():
+		return breach, fmt.Sprintf("%v > max %v", value, q.GetMaxValue())
+	case hasMin && value < q.GetMinValue():
+		return breach, fmt.Sprintf("%v < min %v", value, q.GetMinValue())
+	case hasMax && hasMin:
+		return pass, fmt.Sprintf("min %v <= %v <= max %v", q.GetMinValue(), value, q.GetMaxValue())
+	case hasMin:
+		return pass, fmt.Sprintf("%v >= min %v", value, q.GetMinValue())
+	}
+	return pass, fmt.Sprintf("%v <= max %v", value, q.GetMaxValue())
+}
+
+func finite(f float64) bool { return !math.IsNaN(f) && !math.IsInf(f, 0) }
+
+func oneLine(s string) bool {
+	if !utf8.ValidString(s) {
+		return false
+	}
+	for _, r := range s {
+		if r != '\t' && !unicode.IsPrint(r) {
+			return false
+		}
+	}
+	return true
+}
+
+// line makes one bounded line of any text.
+func line(s string) string {
+	s = strings.Map(func(r rune) rune {
+		if r == utf8.RuneError || !unicode.IsPrint(r) {
+			return ' '
+		}
+		return r
+	}, s)
+	if len(s) > MaxDetail {
+		s = strings.ToValidUTF8(s[:MaxDetail-len("…")], "") + "…"
+	}
+	return s
+}
+
+func join(why, detail string) string {
+	switch {
+	case detail == "":
+		return why
+	case why == "":
+		return detail
+	}
+	return line(why + ": " + detail)
+}

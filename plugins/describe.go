@@ -1,0 +1,73 @@
+package plugins
+
+import (
+	"context"
+	"fmt"
+	"regexp"
+	"unicode/utf8"
+
+	pluginv1 "github.com/dodona-project/dodona/proto/plugin/v1"
+	"github.com/dodona-project/dodona/sdk/plugin/schema"
+	"github.com/dodona-project/dodona/sdk/plugin/wire"
+)
+
+// description is what a plugin says of itself, checked.
+type description struct {
+	version     string
+	summary     string
+	concurrency int
+	schema      *schema.Schema
+}
+
+var versionGrammar = regexp.MustCompile(`^[0-9]+\.[0-9]+\.[0-9]+(-[0-9A-Za-z.-]+)?(\+[0-9A-Za-z.-]+)?$`)
+
+// describe asks the process what it is. Only its answer makes a start: a
+// process that printed a handshake and serves nothing has not started.
+func (g *generation) describe(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, g.limits.Describe)
+	defer cancel()
+	reply, err := pluginv1.NewLifecycleClient(g.conn).Describe(ctx, &pluginv1.DescribeRequest{HostVersion: g.launch.version})
+	if err != nil {
+		if ctx.Err() != nil {
+			return fmt.Errorf("Describe did not answer within %v", g.limits.Describe)
+		}
+		return fmt.Errorf("Describe: %s", statusText(err))
+	}
+	if g.description, err = checkDescription(g.id, reply); err != nil {
+		return permanent("%w", err)
+	}
+	most := g.description.concurrency
+	if c := g.config.MaxConcurrency; c > 0 {
+		most = min(most, c)
+	}
+	g.slots = newSlots(most)
+	return nil
+}
+
+// checkDescription refuses what a plugin says of itself when it is not the
+// plugin that was asked for, or could not be used.
+func checkDescription(id ID, r *pluginv1.DescribeReply) (*description, error) {
+	switch {
+	case r.GetName() != id.Name:
+		return nil, fmt.Errorf("plugin calls itself %s: expected %q", quote(r.GetName()), id.Name)
+	case r.GetKind() != wireKinds[id.Kind]:
+		return nil, fmt.Errorf("plugin is of kind %s: expected %s", r.GetKind(), id.Kind)
+	case len(r.GetVersion()) > 64 || !versionGrammar.MatchString(r.GetVersion()):
+		return nil, fmt.Errorf("plugin has version %s: allowed is a semantic version of at most 64 bytes", quote(r.GetVersion()))
+	case len(r.GetSummary()) > 256 || !utf8.ValidString(r.GetSummary()):
+		return nil, fmt.Errorf("plugin has a summary of %d bytes: allowed are at most 256", len(r.GetSummary()))
+	case len(r.GetCapabilities()) > 64:
+		return nil, fmt.Errorf("plugin has %d capabilities: allowed are at most 64", len(r.GetCapabilities()))
+	case r.GetMaxConcurrency() > wire.MaxConcurrency:
+		return nil, fmt.Errorf("plugin asks for %d calls at once: allowed are at most %d", r.GetMaxConcurrency(), wire.MaxConcurrency)
+	}
+	d := &description{version: r.GetVersion(), summary: printable(r.GetSummary()), concurrency: int(r.GetMaxConcurrency())}
+	if d.concurrency == 0 {
+		d.concurrency = wire.DefaultConcurrency
+	}
+	var err error
+	d.schema, err = schema.Compile(r.GetConfigSchema())
+	return d, err
+}
+
+func quote(s string) string { return fmt.Sprintf("%q", clip(s, 48)) }

@@ -1,0 +1,319 @@
+package plugins
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/hashicorp/go-hclog"
+	goplugin "github.com/hashicorp/go-plugin"
+	goplugin_runner "github.com/hashicorp/go-plugin/runner"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/keepalive"
+
+	"github.com/dodona-project/dodona/plugins/runner"
+	"github.com/dodona-project/dodona/sdk/plugin/schema"
+	"github.com/dodona-project/dodona/sdk/plugin/wire"
+)
+
+// killWait is how long a process may take to be gone after SIGKILL.
+const killWait = time.Second
+
+// launch is what a generation needs to know to start.
+type launch struct {
+	id      ID
+	number  uint64
+	source  source
+	config  PluginConfig
+	limits  Limits
+	version string     // of the host
+	dir     string     // made by start, removed when the process is gone
+	carry   []Instance // what the generation before was told of, last used first
+	logger  hclog.Logger
+	started func(pgid int, dir string)
+	ended   func(pgid int)
+	dropped func(lines int)
+}
+
+// source is the file that runs.
+type source struct {
+	path   string
+	args   []string
+	digest string // sha256:<hex>
+	kind   string // builtin
+}
+
+// A generation is one process of a plugin, from its start to its end. Callers
+// see it only after start returned without an error.
+type generation struct {
+	launch
+	process atomic.Pointer[runner.Process] // nil before go-plugin asked for it
+	client  *goplugin.Client
+	conn    *grpc.ClientConn // nil before the handshake
+	output  *output
+	born    time.Time
+
+	description *description
+	instances   *instances
+	slots       *slots
+	missed      atomic.Int32 // deadlines in a row
+	health      atomic.Pointer[health]
+	healthy     chan struct{} // one token: health changed
+	recycle     chan string   // one token: why the process has to be replaced
+	background  sync.WaitGroup
+	cancel      context.CancelFunc // ends the health watch
+
+	mu       sync.Mutex
+	closing  bool
+	inflight int
+	idle     chan struct{} // closed when closing and nothing is in flight
+	removed  sync.Once
+}
+
+// start runs the whole transaction. When it fails, nothing of the process is
+// left and the error has its last words.
+func start(ctx context.Context, l launch) (*generation, error) {
+	g := &generation{
+		launch: l, born: time.Now(),
+		healthy: make(chan struct{}, 1), recycle: make(chan string, 1),
+		idle: make(chan struct{}), instances: newInstances(),
+	}
+	for i := len(l.carry) - 1; i >= 0; i-- {
+		g.instances.get(l.carry[i])
+	}
+	g.output = newOutput(l.logger.With("generation", l.number), l.config.Env, l.dropped)
+	if err := g.begin(ctx); err != nil {
+		g.discard()
+		return nil, g.explain(err)
+	}
+	return g, nil
+}
+
+func (g *generation) begin(ctx context.Context) error {
+	tmp := filepath.Join(g.dir, "tmp")
+	if err := os.MkdirAll(tmp, 0o700); err != nil {
+		return fmt.Errorf("make directory: %w", err)
+	}
+	if err := g.connect(ctx, tmp); err != nil {
+		return err
+	}
+	if err := g.describe(ctx); err != nil {
+		return err
+	}
+	runner.LimitFiles(g.pid(), uint64(max(256, 4*g.slots.most)))
+	if err := g.reconfigure(ctx); err != nil {
+		return err
+	}
+	return g.watchHealth(ctx)
+}
+
+// connect spawns the process and waits for its handshake. go-plugin's own
+// calls cannot be given up, so they run aside: the end of the process ends
+// them.
+func (g *generation) connect(ctx context.Context, tmp string) error {
+	ctx, cancel := context.WithTimeout(ctx, g.limits.Handshake)
+	defer cancel()
+	var catch connCatcher
+	config := g.clientConfig(tmp, &catch)
+	g.client = goplugin.NewClient(config)
+	done := make(chan error, 1)
+	var conn *grpc.ClientConn
+	go func() {
+		var err error
+		if conn, err = dial(g.client); err != nil {
+			catch.close()
+		}
+		done <- err
+	}()
+	select {
+	case err := <-done:
+		g.conn = conn
+		return g.versionError(err)
+	case <-ctx.Done():
+	}
+	// Whatever go-plugin does now ends with the process.
+	for tick := time.NewTicker(10 * time.Millisecond); ; <-tick.C {
+		if p := g.process.Load(); p != nil {
+			_ = p.Kill(ctx)
+		}
+		select {
+		case <-done:
+			tick.Stop()
+			g.conn = conn
+			if ctx.Err() == context.DeadlineExceeded {
+				return fmt.Errorf("no handshake within %v", g.limits.Handshake)
+			}
+			return ctx.Err()
+		default:
+		}
+	}
+}
+
+// pid is the process id, 0 before there is a process.
+func (g *generation) pid() int {
+	if p := g.process.Load(); p != nil {
+		return p.PID()
+	}
+	return 0
+}
+
+func dial(client *goplugin.Client) (*grpc.ClientConn, error) {
+	if _, err := client.Start(); err != nil {
+		return nil, err
+	}
+	protocol, err := client.Client()
+	if err != nil {
+		return nil, err
+	}
+	raw, err := protocol.Dispense(wire.PluginSet)
+	if err != nil {
+		_ = protocol.Close()
+		return nil, err
+	}
+	return raw.(*grpc.ClientConn), nil
+}
+
+// versionError says which side is too old when that is why there is no
+// connection.
+func (g *generation) versionError(err error) error {
+	p := g.process.Load()
+	if err == nil || p == nil {
+		return err
+	}
+	shake := p.Handshake()
+	switch {
+	case shake == nil:
+	case shake.Core != goplugin.CoreProtocolVersion:
+		return permanent("plugin speaks version %d of go-plugin's protocol, the host version %d: rebuild the plugin with the host's SDK", shake.Core, goplugin.CoreProtocolVersion)
+	case shake.Version > wire.ProtocolVersion:
+		return permanent("plugin speaks plugin protocol %d, the host %d: upgrade the host", shake.Version, wire.ProtocolVersion)
+	case shake.Version < wire.ProtocolVersion:
+		return permanent("plugin speaks plugin protocol %d, the host %d: upgrade the plugin", shake.Version, wire.ProtocolVersion)
+	}
+	return err
+}
+
+func (g *generation) clientConfig(tmp string, catch *connCatcher) *goplugin.ClientConfig {
+	return &goplugin.ClientConfig{
+		HandshakeConfig: goplugin.HandshakeConfig{MagicCookieKey: wire.CookieKey, MagicCookieValue: wire.CookieValue},
+		VersionedPlugins: map[int]goplugin.PluginSet{
+			wire.ProtocolVersion: {wire.PluginSet: services{}},
+		},
+		RunnerFunc: func(_ hclog.Logger, cmd *exec.Cmd, socketDir string) (goplugin_runner.Runner, error) {
+			p := runner.New(runner.Config{
+				Name: g.id.String(), Path: g.source.path, Args: g.source.args,
+				Env:       environment(tmp, g.logger.GetLevel(), g.config.Env),
+				Dir:       tmp,
+				SocketDir: socketDir,
+				Line:      g.output.line,
+				Started:   func(pgid int) { g.started(pgid, g.dir) },
+				Ended:     g.ended,
+			}, cmd.Env)
+			g.process.Store(p)
+			return p, nil
+		},
+		StartTimeout:     g.limits.Handshake + time.Second, // ours comes first
+		AllowedProtocols: []goplugin.Protocol{goplugin.ProtocolGRPC},
+		Logger:           hclog.NewNullLogger(), // it says nothing that we do not say better
+		AutoMTLS:         true,
+		SkipHostEnv:      true,
+		UnixSocketConfig: &goplugin.UnixSocketConfig{TempDir: g.dir},
+		SyncStdout:       &lineWriter{line: g.output.line},
+		SyncStderr:       &lineWriter{line: g.output.line},
+		GRPCDialOptions: []grpc.DialOption{
+			grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(wire.MaxMessageLen), grpc.MaxCallSendMsgSize(wire.MaxMessageLen)),
+			grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: 20 * time.Second, Timeout: 5 * time.Second, PermitWithoutStream: true}),
+			grpc.WithStreamInterceptor(catch.intercept),
+			grpc.WithDisableServiceConfig(),
+			grpc.WithDisableRetry(),
+		},
+	}
+}
+
+// services tells go-plugin that the connection is all we want of it.
+type services struct {
+	goplugin.NetRPCUnsupportedPlugin
+}
+
+func (services) GRPCServer(*goplugin.GRPCBroker, *grpc.Server) error {
+	return errors.New("this side calls")
+}
+
+func (services) GRPCClient(_ context.Context, _ *goplugin.GRPCBroker, conn *grpc.ClientConn) (any, error) {
+	return conn, nil
+}
+
+// connCatcher keeps the connection that go-plugin makes, because go-plugin
+// forgets it without closing it when it then fails.
+type connCatcher struct {
+	mu   sync.Mutex
+	conn *grpc.ClientConn
+}
+
+func (c *connCatcher) intercept(ctx context.Context, desc *grpc.StreamDesc, cc *grpc.ClientConn, method string, streamer grpc.Streamer, opts ...grpc.CallOption) (grpc.ClientStream, error) {
+	c.mu.Lock()
+	c.conn = cc
+	c.mu.Unlock()
+	return streamer(ctx, desc, cc, method, opts...)
+}
+
+func (c *connCatcher) close() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.conn != nil {
+		_ = c.conn.Close()
+	}
+}
+
+// explain adds the plugin's own last words to an error of its start.
+func (g *generation) explain(err error) error {
+	if err == nil || errors.Is(err, context.Canceled) {
+		return err
+	}
+	words := g.output.cause()
+	var exit string
+	if p := g.process.Load(); p != nil {
+		if e := p.Exit(); e != (runner.Exit{}) && !e.ByHost {
+			exit = "; the process ended with " + e.String()
+		}
+	}
+	if words != "" {
+		words = fmt.Sprintf("; it said: %s", words)
+	}
+	var p *permanentError
+	if errors.As(err, &p) {
+		return permanent("%w%s%s", p.err, exit, words)
+	}
+	return fmt.Errorf("%w%s%s", err, exit, words)
+}
+
+// lineWriter cuts what go-plugin's stdio stream brings into lines. It never
+// blocks.
+type lineWriter struct {
+	line func([]byte)
+	rest []byte
+}
+
+func (w *lineWriter) Write(p []byte) (int, error) {
+	for _, b := range p {
+		switch {
+		case b == '\n':
+			if len(w.rest) > 0 {
+				w.line(w.rest)
+			}
+			w.rest = w.rest[:0]
+		case len(w.rest) < runner.MaxLineLen:
+			w.rest = append(w.rest, b)
+		}
+	}
+	return len(p), nil
+}
+
+// schema returns the schema of the plugin's configuration.
+func (g *generation) schema() *schema.Schema { return g.description.schema }

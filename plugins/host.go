@@ -1,0 +1,383 @@
+package plugins
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strconv"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"google.golang.org/protobuf/types/known/structpb"
+
+	"github.com/dodona-project/dodona/plugins/watchdog"
+	donav1 "github.com/dodona-project/dodona/proto/dona/v1"
+	"github.com/dodona-project/dodona/sdk/plugin/schema"
+)
+
+// MaxConfigLen bounds a configuration, in bytes of JSON.
+const MaxConfigLen = 64 << 10
+
+// stopWait bounds Stop together with the watchdog's own second.
+const stopWait = 4 * time.Second
+
+// A Host runs plugins. Make it with New, then Start it once and Stop it once;
+// all other methods may be called concurrently, at any time.
+type Host struct {
+	options Options
+	digest  string
+	metrics *metrics
+	events  *events
+	notices notices
+	order   []ID
+	plugins map[ID]*supervisor
+
+	ctx    context.Context // ends when the host stops
+	cancel context.CancelFunc
+
+	run        *runDir
+	dirs       atomic.Uint64
+	dog        *watchdog.Client
+	loops      sync.WaitGroup
+	background sync.WaitGroup // old generations that drain
+	stopOnce   sync.Once
+	started    atomic.Bool
+
+	budgetMu sync.Mutex
+	budget   budget
+}
+
+// New checks the options and starts nothing.
+func New(o Options) (*Host, error) {
+	o.fill()
+	if err := o.check(); err != nil {
+		return nil, err
+	}
+	if o.Exe == "" {
+		exe, err := ownExe()
+		if err != nil {
+			return nil, fmt.Errorf("find the program for built-in plugins: %w", err)
+		}
+		o.Exe = exe
+	}
+	digest, err := fileDigest(o.Exe)
+	if err != nil {
+		return nil, fmt.Errorf("read the program for built-in plugins: %w", err)
+	}
+	m, err := newMetrics(o.Registerer)
+	if err != nil {
+		return nil, fmt.Errorf("register plugin metrics: %w", err)
+	}
+	h := &Host{
+		options: o, digest: digest, metrics: m, plugins: make(map[ID]*supervisor),
+		budget: budget{most: o.Limits.RestartBudget, window: o.Limits.BudgetWindow},
+	}
+	h.ctx, h.cancel = context.WithCancel(context.Background())
+	for _, p := range o.Builtins {
+		id := ID{kindOf(p.Kind()), p.Name()}
+		src := source{path: o.Exe, args: []string{builtinArg, id.String()}, digest: digest, kind: "builtin"}
+		h.plugins[id] = newSupervisor(h, id, src, o.Plugins[id])
+	}
+	h.order = sortedIDs(h.plugins)
+	return h, nil
+}
+
+func fileDigest(path string) (string, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return "", err
+	}
+	defer func() { _ = f.Close() }()
+	sum := sha256.New()
+	if _, err := io.Copy(sum, f); err != nil {
+		return "", err
+	}
+	return "sha256:" + hex.EncodeToString(sum.Sum(nil)), nil
+}
+
+// Start makes the run directory, sweeps what dead hosts left in it, starts the
+// watchdog and the plugins that are required or were asked for by Ensure. It
+// does not wait until they are ready. ctx is not kept: Stop ends the host.
+func (h *Host) Start(context.Context) error {
+	run, err := openRunDir(h.options.RunDir)
+	if err != nil {
+		return err
+	}
+	dog, err := watchdog.Start(h.options.Exe, h.options.Logger.Named("watchdog"))
+	if err != nil {
+		run.close()
+		return err
+	}
+	dog.Add(0, run.path)
+	h.run, h.dog = run, dog
+	h.events = newEvents(h.options.Logger, h.options.OnEvent)
+	h.started.Store(true)
+	for _, id := range h.order {
+		s := h.plugins[id]
+		h.loops.Go(func() { s.run(h.ctx) })
+		if s.config.Required {
+			s.want()
+		}
+	}
+	return nil
+}
+
+// Stop ends all plugins: calls in flight have a second to finish. It takes at
+// most five seconds, whatever plugins do, and leaves no process, socket or
+// directory.
+func (h *Host) Stop(ctx context.Context) {
+	h.stopOnce.Do(func() {
+		h.cancel()
+		if !h.started.Load() {
+			return
+		}
+		done := make(chan struct{})
+		go func() {
+			h.loops.Wait()
+			h.background.Wait()
+			close(done)
+		}()
+		select {
+		case <-done:
+		case <-ctx.Done():
+		case <-time.After(stopWait):
+		}
+		h.dog.Close() // ends what is left
+		h.run.close()
+		h.events.close(time.Second)
+	})
+}
+
+func (h *Host) stopping() bool { return h.ctx.Err() != nil }
+
+// nextDir names the directory of the next process.
+func (h *Host) nextDir() string {
+	return filepath.Join(h.run.path, "g"+strconv.FormatUint(h.dirs.Add(1), 36))
+}
+
+func (h *Host) watch(pgid int, dir string) { h.dog.Add(pgid, dir) }
+func (h *Host) unwatch(pgid int)           { h.dog.Remove(pgid) }
+
+func (h *Host) takeRestart() time.Duration {
+	h.budgetMu.Lock()
+	defer h.budgetMu.Unlock()
+	return h.budget.take(time.Now())
+}
+
+func (h *Host) find(id ID) (*supervisor, error) {
+	s, ok := h.plugins[id]
+	if !ok {
+		return nil, fmt.Errorf("%s plugin %s: %w", id.Kind, quote(id.Name), ErrUnknown)
+	}
+	return s, nil
+}
+
+// Ensure has a plugin started if it was not yet; it does not wait. The error is
+// ErrUnknown or nil.
+func (h *Host) Ensure(kind Kind, name string) error {
+	s, err := h.find(ID{kind, name})
+	if err == nil {
+		s.want()
+	}
+	return err
+}
+
+// Ready reports whether a plugin takes calls now.
+func (h *Host) Ready(kind Kind, name string) bool {
+	s, err := h.find(ID{kind, name})
+	if err != nil {
+		return false
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.state == StateReady
+}
+
+// Await ensures a plugin and waits while it is starting. The error is
+// ErrUnknown, ErrAway, or that of ctx.
+func (h *Host) Await(ctx context.Context, kind Kind, name string) error {
+	s, err := h.find(ID{kind, name})
+	if err != nil {
+		return err
+	}
+	changed, cancel := h.Watch()
+	defer cancel()
+	s.want()
+	for {
+		s.mu.Lock()
+		state, away := s.state, s.awayLocked()
+		s.mu.Unlock()
+		switch state {
+		case StateReady:
+			return nil
+		case StateStarting:
+		default:
+			return away
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return fmt.Errorf("plugin %s/%s is starting: %w", kind, name, ctx.Err())
+		}
+	}
+}
+
+// Missing returns the required plugins that are not ready, by name: the host is
+// not ready without them.
+func (h *Host) Missing() []ID {
+	var missing []ID
+	for _, id := range h.order {
+		if h.plugins[id].config.Required && !h.Ready(id.Kind, id.Name) {
+			missing = append(missing, id)
+		}
+	}
+	return missing
+}
+
+// List returns the state of every plugin, sorted by kind and name.
+func (h *Host) List() []*donav1.PluginStatus {
+	list := make([]*donav1.PluginStatus, 0, len(h.order))
+	for _, id := range h.order {
+		list = append(list, h.plugins[id].status())
+	}
+	return list
+}
+
+// Status returns the state of one plugin, or ErrUnknown.
+func (h *Host) Status(kind Kind, name string) (*donav1.PluginStatus, error) {
+	s, err := h.find(ID{kind, name})
+	if err != nil {
+		return nil, err
+	}
+	return s.status(), nil
+}
+
+// Reset brings a quarantined, rejected or waiting plugin back now and forgets
+// its exits.
+func (h *Host) Reset(kind Kind, name string) error {
+	s, err := h.find(ID{kind, name})
+	if err != nil {
+		return err
+	}
+	s.mu.Lock()
+	s.reset = s.current == nil
+	s.ends = nil
+	s.mu.Unlock()
+	s.want()
+	s.poke()
+	return nil
+}
+
+// Reload starts a new process beside the running one and swaps when it is
+// proven; when it is not, the old one stays and the error says why.
+func (h *Host) Reload(ctx context.Context, kind Kind, name string) error {
+	s, err := h.find(ID{kind, name})
+	if err != nil {
+		return err
+	}
+	answer := make(chan error, 1)
+	select {
+	case s.reloads <- answer:
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-h.ctx.Done():
+		return fmt.Errorf("reload plugin %s: the host stops: %w", s.id, ErrAway)
+	}
+	select {
+	case err := <-answer:
+		return err
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// Validate checks a configuration: against the schema of the plugin, or the
+// last known one while the plugin is away, and with the plugin itself when it
+// is there. Errors: ErrUnknown, *ConfigError, and ErrAway when the plugin was
+// never seen.
+func (h *Host) Validate(ctx context.Context, id ID, config *structpb.Struct) error {
+	s, err := h.find(id)
+	if err != nil {
+		return err
+	}
+	if text, err := schema.JSON(config); err != nil {
+		return &ConfigError{Plugin: id, Violations: []Violation{{Message: err.Error()}}}
+	} else if len(text) > MaxConfigLen {
+		return &ConfigError{Plugin: id, Violations: []Violation{{Message: fmt.Sprintf("has %d bytes as JSON: allowed are at most %d", len(text), MaxConfigLen)}}}
+	}
+	s.mu.Lock()
+	last := s.schema
+	s.mu.Unlock()
+	if last == nil {
+		if err := h.Await(ctx, id.Kind, id.Name); err != nil {
+			return err
+		}
+	}
+	g, err := s.acquire()
+	if err != nil {
+		s.mu.Lock()
+		last = s.schema
+		s.mu.Unlock()
+		if last == nil {
+			return err
+		}
+		return refusal(id, last.Check(config))
+	}
+	defer g.leave()
+	ctx, cancel := context.WithTimeout(ctx, g.limits.Configure)
+	defer cancel()
+	bad, err := g.configure(ctx, Instance{ID: "validate", Config: config}, true)
+	if err != nil {
+		// It went away in between: what its schema says holds.
+		return refusal(id, g.schema().Check(config))
+	}
+	return refusal(id, bad)
+}
+
+func refusal(id ID, bad []Violation) error {
+	if len(bad) == 0 {
+		return nil
+	}
+	return &ConfigError{Plugin: id, Violations: bad}
+}
+
+// Watch returns a channel that receives after the state of any plugin has
+// changed, coalesced: look at what is. cancel ends it.
+func (h *Host) Watch() (changed <-chan struct{}, cancel func()) { return h.notices.subscribe() }
+
+// notices tells subscribers that something changed.
+type notices struct {
+	mu   sync.Mutex
+	subs map[chan struct{}]struct{}
+}
+
+func (n *notices) subscribe() (<-chan struct{}, func()) {
+	ch := make(chan struct{}, 1)
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.subs == nil {
+		n.subs = make(map[chan struct{}]struct{})
+	}
+	n.subs[ch] = struct{}{}
+	return ch, func() {
+		n.mu.Lock()
+		defer n.mu.Unlock()
+		delete(n.subs, ch)
+	}
+}
+
+func (n *notices) notify() {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	for ch := range n.subs {
+		select {
+		case ch <- struct{}{}:
+		default:
+		}
+	}
+}

@@ -1,0 +1,3 @@
+package plugins_test
+
+func hostProcess(string) {}

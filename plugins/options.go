@@ -1,0 +1,234 @@
+package plugins
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"runtime"
+	"sort"
+	"strings"
+	"time"
+
+	"github.com/hashicorp/go-hclog"
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/dodona-project/dodona/sdk/plugin"
+	"github.com/dodona-project/dodona/sdk/plugin/wire"
+)
+
+// Options say what a Host runs and how. The zero value of a field means its
+// default.
+type Options struct {
+	Logger      hclog.Logger // default: none
+	HostVersion string       // told to plugins
+
+	// RunDir is where the host makes its run directory: sockets and private
+	// temporary files of plugins. It is created 0700, and must belong to the
+	// user of the process and to nobody else. Several hosts may share one.
+	// Default: dona-<uid> in the temporary directory.
+	RunDir string
+
+	// Exe is the program that Dispatch turns into built-ins and the watchdog.
+	// Default: this program, as it is running and not as the file is now.
+	Exe string
+
+	Builtins []*plugin.Plugin
+	Plugins  map[ID]PluginConfig // settings per plugin; one for an unknown plugin is refused
+
+	Backoff Backoff
+	Limits  Limits
+
+	Registerer prometheus.Registerer // default: metrics are kept and shown nowhere
+	// OnEvent is told what belongs into the audit log, in order, on one
+	// goroutine of the host. It may take its time: plugins do not wait for it.
+	OnEvent func(Event)
+}
+
+// PluginConfig are the settings of one plugin.
+type PluginConfig struct {
+	Required       bool              // start with the host, and the host is not ready without it
+	Env            map[string]string // added to its environment; values are masked in logs
+	Deadline       time.Duration     // cap on one call; default: that of the kind
+	MaxConcurrency int               // cap on calls in flight; default: what the plugin asks for
+}
+
+// Backoff bounds the wait before a restart. The wait is drawn between Min and a
+// ceiling that doubles with every exit of the last ten minutes, up to Max.
+type Backoff struct {
+	Min time.Duration // default 250 ms
+	Max time.Duration // default 60 s
+}
+
+// Limits are the clocks of the supervisor. Programs leave them alone; tests of
+// faults shorten them.
+type Limits struct {
+	Handshake     time.Duration // default 10 s
+	Describe      time.Duration // default 2 s
+	Configure     time.Duration // default 5 s
+	FirstHealth   time.Duration // default 5 s
+	DrainReload   time.Duration // default 30 s
+	DrainStop     time.Duration // default 1 s, at host stop
+	Kill          time.Duration // default 2 s: from asking to SIGKILL
+	QuarantineAt  int           // default 5 exits
+	QuarantineIn  time.Duration // default 10 min
+	RestartBudget int           // default 10 restarts a minute, all plugins together
+	BudgetWindow  time.Duration // default 1 min
+	MissedInRow   int           // default 3 missed deadlines, then the process is replaced
+}
+
+// Deadlines of the kinds.
+const (
+	CompileDeadline  = 250 * time.Millisecond
+	EvaluateDeadline = 5 * time.Second
+)
+
+func kindDeadline(k Kind) time.Duration {
+	if k == KindStrategy {
+		return CompileDeadline
+	}
+	return EvaluateDeadline
+}
+
+func or[T comparable](v *T, fallback T) {
+	var zero T
+	if *v == zero {
+		*v = fallback
+	}
+}
+
+func (o *Options) fill() {
+	or(&o.Backoff.Min, 250*time.Millisecond)
+	or(&o.Backoff.Max, max(60*time.Second, o.Backoff.Min))
+	or(&o.Limits.Handshake, 10*time.Second)
+	or(&o.Limits.Describe, 2*time.Second)
+	or(&o.Limits.Configure, 5*time.Second)
+	or(&o.Limits.FirstHealth, 5*time.Second)
+	or(&o.Limits.DrainReload, 30*time.Second)
+	or(&o.Limits.DrainStop, time.Second)
+	or(&o.Limits.Kill, 2*time.Second)
+	or(&o.Limits.QuarantineAt, 5)
+	or(&o.Limits.QuarantineIn, 10*time.Minute)
+	or(&o.Limits.RestartBudget, 10)
+	or(&o.Limits.BudgetWindow, time.Minute)
+	or(&o.Limits.MissedInRow, 3)
+	or(&o.RunDir, filepath.Join(os.TempDir(), fmt.Sprintf("dona-%d", os.Getuid())))
+	if o.Logger == nil {
+		o.Logger = hclog.NewNullLogger()
+	}
+	if o.Registerer == nil {
+		o.Registerer = prometheus.NewRegistry()
+	}
+	if o.OnEvent == nil {
+		o.OnEvent = func(Event) {}
+	}
+}
+
+// check refuses options that could not work, before anything is started.
+func (o *Options) check() error {
+	switch {
+	case o.Backoff.Min < 0 || o.Backoff.Max < o.Backoff.Min:
+		return fmt.Errorf("plugins.backoff: min %v and max %v: allowed is 0 < min <= max", o.Backoff.Min, o.Backoff.Max)
+	case !filepath.IsAbs(o.RunDir):
+		return fmt.Errorf("plugin run directory %q: allowed is an absolute path", o.RunDir)
+	}
+	if n, most := len(o.RunDir), maxSocketPath-runDirOverhead; n > most {
+		return fmt.Errorf("plugin run directory %q has %d bytes: allowed are at most %d, because the path of a unix socket below it may have %d; choose a shorter one",
+			clip(o.RunDir, 160), n, most, maxSocketPath)
+	}
+	known := make(map[ID]bool)
+	for _, p := range o.Builtins {
+		id := ID{kindOf(p.Kind()), p.Name()}
+		if _, ok := wireKinds[id.Kind]; !ok {
+			return fmt.Errorf("built-in plugin %s: allowed kinds are strategy and analysis", id)
+		}
+		if known[id] {
+			return fmt.Errorf("built-in plugin %s is listed twice", id)
+		}
+		known[id] = true
+	}
+	for _, id := range sortedIDs(o.Plugins) {
+		if err := o.Plugins[id].check(id, known[id]); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (c PluginConfig) check(id ID, known bool) error {
+	switch {
+	case !known:
+		return fmt.Errorf("plugins.%s.%s: there is no such plugin", id.Kind, id.Name)
+	case c.Deadline < 0 || c.Deadline > time.Minute:
+		return fmt.Errorf("plugins.%s.%s.deadline is %v: allowed are 0 (default) to 1m", id.Kind, id.Name, c.Deadline)
+	case c.MaxConcurrency < 0 || c.MaxConcurrency > wire.MaxConcurrency:
+		return fmt.Errorf("plugins.%s.%s.maxConcurrency is %d: allowed are 0 (default) to %d", id.Kind, id.Name, c.MaxConcurrency, wire.MaxConcurrency)
+	}
+	for k, v := range c.Env {
+		if k == "" || strings.ContainsAny(k, "=\x00") || strings.ContainsRune(v, 0) {
+			return fmt.Errorf("plugins.%s.%s.env: %q: a name is not empty and has no =, and neither name nor value has a NUL byte", id.Kind, id.Name, clip(k, 64))
+		}
+		if reservedEnv(k) {
+			return fmt.Errorf("plugins.%s.%s.env: %s is set by the host: choose another name", id.Kind, id.Name, k)
+		}
+	}
+	return nil
+}
+
+func reservedEnv(k string) bool {
+	return strings.HasPrefix(k, "PLUGIN_") || strings.HasPrefix(k, wire.CookieKey)
+}
+
+func sortedIDs[V any](m map[ID]V) []ID {
+	ids := make([]ID, 0, len(m))
+	for id := range m {
+		ids = append(ids, id)
+	}
+	sort.Slice(ids, func(i, j int) bool { return ids[i].String() < ids[j].String() })
+	return ids
+}
+
+// ownExe is this program as it is running: on Linux that stays true when the
+// file is replaced by an upgrade.
+func ownExe() (string, error) {
+	if runtime.GOOS == "linux" {
+		return "/proc/self/exe", nil
+	}
+	return os.Executable()
+}
+
+// environment is the whole environment of a plugin, but for what go-plugin
+// adds. Nothing else of the host's own is passed on.
+func environment(private string, level hclog.Level, own map[string]string) []string {
+	get := func(k, fallback string) string {
+		if v := os.Getenv(k); v != "" {
+			return v
+		}
+		return fallback
+	}
+	env := map[string]string{
+		"PATH":           get("PATH", "/usr/local/bin:/usr/bin:/bin"),
+		"HOME":           private,
+		"TMPDIR":         private,
+		"LANG":           get("LANG", "C.UTF-8"),
+		"TZ":             get("TZ", "UTC"),
+		"GOMEMLIMIT":     "512MiB",
+		"GOMAXPROCS":     fmt.Sprint(min(runtime.NumCPU(), 4)),
+		wire.LogLevelEnv: level.String(),
+	}
+	for k, v := range own {
+		env[k] = v
+	}
+	list := make([]string, 0, len(env))
+	for k, v := range env {
+		list = append(list, k+"="+v)
+	}
+	sort.Strings(list)
+	return list
+}
+
+func clip(s string, most int) string {
+	if len(s) <= most {
+		return s
+	}
+	return strings.ToValidUTF8(s[:most], "") + "…"
+}

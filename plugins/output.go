@@ -1,0 +1,221 @@
+package plugins
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"fmt"
+	"sort"
+	"strings"
+	"sync"
+	"time"
+	"unicode"
+	"unicode/utf8"
+
+	"github.com/hashicorp/go-hclog"
+)
+
+// Limits of a plugin's output. What is over them is read and dropped, so that a
+// plugin never blocks on its pipe and never fills the host's log.
+const (
+	linesPerSecond = 200
+	linesBurst     = 1000
+	keptLines      = 40      // last lines kept for errors and crash records
+	keptBytes      = 8 << 10 // of each the end, all together
+	maxLogFields   = 16
+	maxFieldLen    = 1 << 10
+	maxStackLen    = 6 << 10
+)
+
+// output takes the lines a process writes, logs them and keeps the last ones.
+// It never trusts a line: it is text that happens to look like JSON at times.
+type output struct {
+	logger  hclog.Logger
+	mask    *strings.Replacer
+	dropped func(lines int)
+
+	mu     sync.Mutex
+	last   []string
+	tokens float64
+	filled time.Time
+	missed int
+}
+
+func newOutput(logger hclog.Logger, secrets map[string]string, dropped func(int)) *output {
+	var pairs []string
+	for _, v := range secrets {
+		// Shorter values would mask ordinary words.
+		if len(v) >= 6 {
+			pairs = append(pairs, v, "***")
+		}
+	}
+	return &output{logger: logger, mask: strings.NewReplacer(pairs...), dropped: dropped, tokens: linesBurst, filled: time.Now()}
+}
+
+// line takes one line; it does not keep the slice.
+func (o *output) line(raw []byte) {
+	text := o.mask.Replace(printable(string(raw)))
+	o.mu.Lock()
+	o.keep(text)
+	missed, ok := o.admit(time.Now())
+	o.mu.Unlock()
+	if !ok {
+		o.dropped(1)
+		return
+	}
+	if missed > 0 {
+		o.logger.Warn("plugin writes too much, lines were dropped", "lines", missed)
+	}
+	level, msg, fields := parseLine(raw)
+	for i, f := range fields {
+		fields[i] = o.mask.Replace(f.(string))
+	}
+	o.logger.Log(level, o.mask.Replace(msg), fields...)
+}
+
+// keep adds to the last lines; the caller holds mu.
+func (o *output) keep(text string) {
+	o.last = append(o.last, text)
+	size := 0
+	for _, l := range o.last {
+		size += len(l)
+	}
+	for len(o.last) > 1 && (len(o.last) > keptLines || size > keptBytes) {
+		size -= len(o.last[0])
+		o.last = o.last[1:]
+	}
+}
+
+// admit says whether one more line may be logged, and how many were not since
+// the last that was; the caller holds mu.
+func (o *output) admit(now time.Time) (missed int, ok bool) {
+	o.tokens = min(linesBurst, o.tokens+now.Sub(o.filled).Seconds()*linesPerSecond)
+	o.filled = now
+	if o.tokens < 1 {
+		o.missed++
+		return 0, false
+	}
+	o.tokens--
+	missed, o.missed = o.missed, 0
+	return missed, true
+}
+
+// words returns the last lines, for errors.
+func (o *output) words() string {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return strings.Join(o.last, "\n")
+}
+
+// digest identifies the last lines without telling them; empty without any.
+func (o *output) digest() string {
+	w := o.words()
+	if w == "" {
+		return ""
+	}
+	sum := sha256.Sum256([]byte(w))
+	return hex.EncodeToString(sum[:])
+}
+
+// cause returns the line that says best why a process died.
+func (o *output) cause() string {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	for _, l := range o.last {
+		if strings.HasPrefix(l, "panic: ") || strings.HasPrefix(l, "fatal error: ") {
+			return clip(l, 300)
+		}
+	}
+	for i := len(o.last) - 1; i >= 0; i-- {
+		if l := strings.TrimSpace(o.last[i]); l != "" {
+			_, msg, fields := parseLine([]byte(l))
+			for j := 0; j+1 < len(fields); j += 2 {
+				if fields[j] == "error" {
+					msg += ": " + fields[j+1].(string)
+				}
+			}
+			return clip(msg, 300)
+		}
+	}
+	return ""
+}
+
+// parseLine reads a line of hclog's JSON if it is one, and otherwise takes it
+// as it is. Every field may have any type: what is not text is written as JSON.
+// Time and name are the host's own, a level counts only if it is one.
+func parseLine(raw []byte) (hclog.Level, string, []any) {
+	plain := func() (hclog.Level, string, []any) { return hclog.Info, printable(string(raw)), nil }
+	if len(raw) == 0 || raw[0] != '{' {
+		return plain()
+	}
+	var m map[string]any
+	if err := json.Unmarshal(raw, &m); err != nil {
+		return plain()
+	}
+	msg, ok := m["@message"].(string)
+	if !ok {
+		return plain()
+	}
+	level := hclog.Info
+	if s, ok := m["@level"].(string); ok {
+		if l := hclog.LevelFromString(s); l >= hclog.Trace && l <= hclog.Error {
+			level = l
+		}
+	}
+	keys := make([]string, 0, len(m))
+	for k := range m {
+		if !strings.HasPrefix(k, "@") {
+			keys = append(keys, k)
+		}
+	}
+	sort.Strings(keys)
+	var fields []any
+	for _, k := range keys[:min(len(keys), maxLogFields)] {
+		most := maxFieldLen
+		if k == "stack" {
+			most = maxStackLen
+		}
+		fields = append(fields, clip(printable(k), 64), clip(fieldText(m[k]), most))
+	}
+	return level, printable(msg), fields
+}
+
+func fieldText(v any) string {
+	if s, ok := v.(string); ok {
+		return printable(s)
+	}
+	text, err := json.Marshal(v)
+	if err != nil {
+		return fmt.Sprint(v)
+	}
+	return printable(string(text))
+}
+
+// printable escapes what could move a terminal's cursor or forge a line. A tab
+// stays.
+func printable(s string) string {
+	clean := true
+	for _, r := range s {
+		if r == utf8.RuneError || (r != '\t' && !unicode.IsPrint(r)) {
+			clean = false
+			break
+		}
+	}
+	if clean {
+		return s
+	}
+	var b strings.Builder
+	for i := 0; i < len(s); {
+		r, n := utf8.DecodeRuneInString(s[i:])
+		switch {
+		case r == utf8.RuneError && n == 1:
+			fmt.Fprintf(&b, `\x%02x`, s[i])
+		case r != '\t' && !unicode.IsPrint(r):
+			fmt.Fprintf(&b, `\u%04x`, r)
+		default:
+			b.WriteRune(r)
+		}
+		i += n
+	}
+	return b.String()
+}

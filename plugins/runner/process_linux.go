@@ -1,0 +1,89 @@
+package runner
+
+import (
+	"bytes"
+	"errors"
+	"os"
+	"runtime"
+	"strconv"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+)
+
+// processAttributes puts the child at the head of its own process group, and
+// has the kernel kill it when the thread that started it ends.
+func processAttributes() *syscall.SysProcAttr {
+	return &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
+}
+
+func lockThread() (unlock func()) {
+	runtime.LockOSThread()
+	return runtime.UnlockOSThread
+}
+
+// limitProcess keeps the child from writing core files.
+func limitProcess(pid int) {
+	_ = unix.Prlimit(pid, unix.RLIMIT_CORE, &unix.Rlimit{}, nil)
+}
+
+// LimitFiles sets how many descriptors the process may have open. It can only
+// be lowered.
+func LimitFiles(pid int, files uint64) {
+	var now unix.Rlimit
+	if unix.Prlimit(pid, unix.RLIMIT_NOFILE, nil, &now) == nil && now.Max > files {
+		_ = unix.Prlimit(pid, unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: files, Max: files}, nil)
+	}
+}
+
+// awaitExit returns true when the process is dead and was left unreaped, so
+// that its number cannot be given away before its group was killed.
+func awaitExit(pid int) bool {
+	for {
+		err := unix.Waitid(unix.P_PID, pid, nil, unix.WEXITED|unix.WNOWAIT, nil)
+		if !errors.Is(err, unix.EINTR) {
+			return err == nil
+		}
+	}
+}
+
+// KillStrays kills processes that were started with dir as their socket
+// directory and have left the process group (setsid). It finds them by their
+// environment, which they could have changed: best effort.
+func KillStrays(dir string) { killStrays([]byte(dir + "\x00")) }
+
+// KillStraysBelow does the same for every socket directory below dir.
+func KillStraysBelow(dir string) {
+	if dir != "" {
+		killStrays([]byte(dir + "/"))
+	}
+}
+
+func killStrays(value []byte) {
+	entries, err := os.ReadDir("/proc")
+	if err != nil {
+		return
+	}
+	mark := append([]byte("\x00"+socketDirEnv+"="), value...)
+	for _, e := range entries {
+		pid, err := strconv.Atoi(e.Name())
+		if err != nil || pid == os.Getpid() || !marked(pid, mark) {
+			continue
+		}
+		// Between looking and killing the number could be given to another
+		// process; a descriptor of the process cannot.
+		fd, err := unix.PidfdOpen(pid, 0)
+		if err != nil {
+			continue
+		}
+		if marked(pid, mark) {
+			_ = unix.PidfdSendSignal(fd, unix.SIGKILL, nil, 0)
+		}
+		_ = unix.Close(fd)
+	}
+}
+
+func marked(pid int, mark []byte) bool {
+	env, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/environ")
+	return err == nil && bytes.Contains(append([]byte{0}, env...), mark)
+}

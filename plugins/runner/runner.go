@@ -1,0 +1,321 @@
+// Package runner runs one plugin process for go-plugin and keeps go-plugin from
+// everything that a bad process could do to it: it owns the pipes, the process
+// group and the waiting.
+//
+// Package plugins makes one Process per start. What it promises: the handshake
+// line, and nothing else of the process's output, reaches go-plugin; stdout and
+// stderr are read until the process is gone, however much is written; the death
+// of the process is seen even while its children hold the pipes; Kill ends the
+// whole group and never blocks longer than its context; when the host goes, the
+// process reads end of file on its lifeline (and, on Linux, is killed by the
+// kernel).
+package runner
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"sync"
+	"time"
+
+	goplugin "github.com/hashicorp/go-plugin/runner"
+
+	"github.com/dodona-project/dodona/sdk/plugin/wire"
+)
+
+// readersGrace is how long the pipes are still read after the process is gone
+// and its group was killed: its last words are worth having.
+const readersGrace = 250 * time.Millisecond
+
+// Config says what to run. Nothing of it may change after New.
+type Config struct {
+	Name      string   // for people, such as "strategy/round-robin"
+	Path      string   // file to execute
+	Args      []string // arguments, without the program's name
+	Env       []string // the whole environment; go-plugin's own variables are added last
+	Dir       string   // working directory
+	SocketDir string   // set by RunnerFunc: the only place where the plugin may listen
+
+	// Line is called with every line of stderr, and with lines of stdout that
+	// are not the handshake, without its end and at most MaxLineLen bytes long.
+	// One goroutine per pipe calls it; it must not block.
+	Line func(line []byte)
+
+	// Started is called with the process group as soon as there is one, and
+	// Ended when the process is gone and its group was killed, before the
+	// number can be given to another process.
+	Started func(pgid int)
+	Ended   func(pgid int)
+}
+
+// A Process is one run of a plugin. It implements go-plugin's runner.Runner;
+// all methods may be called concurrently.
+type Process struct {
+	config Config
+	cmd    *exec.Cmd
+
+	stdoutR, stdoutW    *os.File
+	stderrR, stderrW    *os.File
+	lifelineR, lifeline *os.File
+
+	handshakeR, quietR *io.PipeReader // what go-plugin reads
+	handshakeW, quietW *io.PipeWriter
+
+	readers sync.WaitGroup
+	done    chan struct{} // closed when the process is gone and its output was read
+
+	mu      sync.Mutex
+	pid     int
+	exit    Exit
+	shake   *Handshake
+	killing bool
+}
+
+var _ goplugin.Runner = (*Process)(nil)
+
+// Exit is how a process ended.
+type Exit struct {
+	Code   int    // exit code, -1 when a signal ended it
+	Signal string // such as "killed"; empty when it exited
+	ByHost bool   // the host killed it
+}
+
+func (e Exit) String() string {
+	if e.Signal != "" {
+		return "signal: " + e.Signal
+	}
+	return "exit code " + strconv.Itoa(e.Code)
+}
+
+// New prepares a process. extraEnv is what go-plugin wants it to have.
+func New(config Config, extraEnv []string) *Process {
+	p := &Process{config: config, done: make(chan struct{})}
+	p.cmd = &exec.Cmd{
+		Path: config.Path,
+		Args: append([]string{"dona-plugin:" + config.Name}, config.Args...),
+		Env:  append(append([]string{}, config.Env...), extraEnv...),
+		Dir:  config.Dir,
+	}
+	p.handshakeR, p.handshakeW = io.Pipe()
+	p.quietR, p.quietW = io.Pipe()
+	return p
+}
+
+// Start starts the process. ctx is not used: starting is one system call.
+func (p *Process) Start(context.Context) error {
+	if err := p.pipes(); err != nil {
+		p.closeAll()
+		return fmt.Errorf("start plugin %s: %w", p.config.Name, err)
+	}
+	p.cmd.Stdout, p.cmd.Stderr = p.stdoutW, p.stderrW
+	p.cmd.ExtraFiles = []*os.File{p.lifelineR} // descriptor 3
+	p.cmd.Env = append(p.cmd.Env, wire.LifelineEnv+"=3")
+	p.cmd.SysProcAttr = processAttributes()
+
+	started := make(chan error, 1)
+	go p.live(started)
+	if err := <-started; err != nil {
+		return fmt.Errorf("start plugin %s: %w", p.config.Name, err)
+	}
+	return nil
+}
+
+func (p *Process) pipes() (err error) {
+	for _, pair := range []struct{ r, w **os.File }{
+		{&p.stdoutR, &p.stdoutW}, {&p.stderrR, &p.stderrW}, {&p.lifelineR, &p.lifeline},
+	} {
+		if *pair.r, *pair.w, err = os.Pipe(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (p *Process) closeAll() {
+	for _, f := range []*os.File{p.stdoutR, p.stdoutW, p.stderrR, p.stderrW, p.lifelineR, p.lifeline} {
+		if f != nil {
+			_ = f.Close()
+		}
+	}
+	_ = p.handshakeW.Close()
+	_ = p.quietW.Close()
+	close(p.done)
+}
+
+// live is the life of the process: started, waited for and reaped on one thread
+// that exists as long as it does, because the kernel ties the death signal of a
+// child to the thread that started it.
+func (p *Process) live(started chan<- error) {
+	unlock := lockThread()
+	defer unlock()
+
+	if err := p.cmd.Start(); err != nil {
+		p.closeAll()
+		started <- err
+		return
+	}
+	pid := p.cmd.Process.Pid
+	p.mu.Lock()
+	p.pid = pid
+	p.mu.Unlock()
+	for _, f := range []*os.File{p.stdoutW, p.stderrW, p.lifelineR} {
+		_ = f.Close()
+	}
+	limitProcess(pid)
+	if p.config.Started != nil {
+		p.config.Started(pid)
+	}
+	p.readers.Go(func() { p.readStdout() })
+	p.readers.Go(func() { readLines(p.stderrR, p.config.Line) })
+	started <- nil
+
+	var err error
+	if awaitExit(pid) { // dead, but its number is still ours
+		p.sweep(pid)
+		err = p.cmd.Wait()
+	} else {
+		err = p.cmd.Wait()
+		p.sweep(pid)
+	}
+
+	p.mu.Lock()
+	p.exit = exitOf(p.cmd.ProcessState, err)
+	p.exit.ByHost = p.killing
+	p.mu.Unlock()
+	p.finish()
+}
+
+// sweep ends what the process left behind.
+func (p *Process) sweep(pid int) {
+	killGroup(pid)
+	if p.config.SocketDir != "" {
+		KillStrays(p.config.SocketDir)
+	}
+	if p.config.Ended != nil {
+		p.config.Ended(pid)
+	}
+}
+
+// finish reads the last words and lets everybody know.
+func (p *Process) finish() {
+	read := make(chan struct{})
+	go func() { p.readers.Wait(); close(read) }()
+	select {
+	case <-read:
+	case <-time.After(readersGrace):
+	}
+	_ = p.stdoutR.Close() // ends a reader that a stray child keeps waiting
+	_ = p.stderrR.Close()
+	_ = p.handshakeW.Close()
+	<-read
+	_ = p.lifeline.Close()
+	_ = p.quietW.Close()
+	close(p.done)
+}
+
+// Done is closed when the process is gone and its output was read.
+func (p *Process) Done() <-chan struct{} { return p.done }
+
+// Exit returns how the process ended; it is meaningful when Done is closed.
+func (p *Process) Exit() Exit {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.exit
+}
+
+// PID returns the process id, which is the process group's too; 0 before it
+// started.
+func (p *Process) PID() int {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.pid
+}
+
+// Handshake returns what the process said of itself, nil before it did.
+func (p *Process) Handshake() *Handshake {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.shake
+}
+
+// Wait waits until the process is gone, or ctx ends.
+func (p *Process) Wait(ctx context.Context) error {
+	select {
+	case <-p.done:
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+	if e := p.Exit(); e.Signal != "" || e.Code != 0 {
+		return errors.New(e.String())
+	}
+	return nil
+}
+
+// Kill ends the process group at once and waits until the process is gone, or
+// ctx ends. A stopped process dies as well.
+func (p *Process) Kill(ctx context.Context) error {
+	p.mu.Lock()
+	pid := p.pid
+	if pid != 0 {
+		select {
+		case <-p.done:
+			p.mu.Unlock()
+			return nil
+		default:
+		}
+		p.killing = true
+		_ = p.cmd.Process.Kill() // knows whether it was reaped
+	}
+	p.mu.Unlock()
+	if pid == 0 {
+		return nil
+	}
+	select {
+	case <-p.done:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// ID is the process id as text, empty before the start.
+func (p *Process) ID() string {
+	if pid := p.PID(); pid != 0 {
+		return strconv.Itoa(pid)
+	}
+	return ""
+}
+
+// Name returns the name given in Config.
+func (p *Process) Name() string { return p.config.Name }
+
+// Stdout gives go-plugin the handshake line and then nothing until the end.
+func (p *Process) Stdout() io.ReadCloser { return p.handshakeR }
+
+// Stderr gives go-plugin nothing: it must not parse what a plugin writes.
+func (p *Process) Stderr() io.ReadCloser { return p.quietR }
+
+// Diagnose adds nothing: the caller of package plugins adds the last lines of
+// stderr to every failure, also to those for which go-plugin does not ask.
+func (p *Process) Diagnose(context.Context) string { return "" }
+
+// PluginToHost accepts unix sockets inside the plugin's own directory only.
+func (p *Process) PluginToHost(network, address string) (string, string, error) {
+	if network != "unix" {
+		return "", "", fmt.Errorf("plugin %s listens on %s: allowed is a unix socket", p.config.Name, network)
+	}
+	if dir := filepath.Dir(filepath.Clean(address)); dir != filepath.Clean(p.config.SocketDir) {
+		return "", "", fmt.Errorf("plugin %s listens outside of its directory", p.config.Name)
+	}
+	return network, address, nil
+}
+
+// HostToPlugin returns the address as it is: both live on one file system.
+func (p *Process) HostToPlugin(network, address string) (string, string, error) {
+	return network, address, nil
+}

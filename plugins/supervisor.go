@@ -1,0 +1,417 @@
+package plugins
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/hashicorp/go-hclog"
+
+	donav1 "github.com/dodona-project/dodona/proto/dona/v1"
+	"github.com/dodona-project/dodona/sdk/plugin/schema"
+)
+
+// State is where a plugin is.
+type State string
+
+// The states. Only ready ones take calls.
+const (
+	StateReady       State = "ready"
+	StateStarting    State = "starting"
+	StateBackoff     State = "backoff"     // comes back by itself
+	StateQuarantined State = "quarantined" // ended too often: comes back after a reset
+	StateRejected    State = "rejected"    // cannot be started: comes back after a reset
+	StateDraining    State = "draining"
+	StateStopped     State = "stopped" // not used yet, or the host stops
+)
+
+var states = []State{StateReady, StateStarting, StateBackoff, StateQuarantined, StateRejected, StateDraining, StateStopped}
+
+// A supervisor keeps one plugin running. Its loop is the only one that changes
+// the process; everybody else reads under mu.
+type supervisor struct {
+	host   *Host
+	id     ID
+	source source
+	config PluginConfig
+	logger hclog.Logger
+
+	wake    chan struct{} // somebody wants it, or reset it
+	reloads chan chan error
+
+	mu      sync.Mutex
+	wanted  bool
+	reset   bool
+	state   State
+	reason  string
+	current *generation // nil unless it takes calls
+	version string
+	schema  *schema.Schema // of the last generation that started
+	carry   []Instance
+	number  uint64
+	starts  uint64
+	exits   uint64
+	ends    []time.Time // exits within the window
+}
+
+func newSupervisor(h *Host, id ID, src source, config PluginConfig) *supervisor {
+	s := &supervisor{
+		host: h, id: id, source: src, config: config,
+		logger: h.options.Logger.Named("plugin").With("kind", string(id.Kind), "plugin", id.Name),
+		wake:   make(chan struct{}, 1), reloads: make(chan chan error),
+		state: StateStopped, reason: "not used yet",
+	}
+	h.metrics.setState(id, s.state)
+	return s
+}
+
+// want starts the plugin if it never was; it does not wait.
+func (s *supervisor) want() {
+	s.mu.Lock()
+	first := !s.wanted
+	s.wanted = true
+	if first && s.state == StateStopped && !s.host.stopping() {
+		s.setLocked(StateStarting, "")
+	}
+	s.mu.Unlock()
+	if first {
+		s.poke()
+	}
+}
+
+func (s *supervisor) poke() {
+	select {
+	case s.wake <- struct{}{}:
+	default:
+	}
+}
+
+func (s *supervisor) deadline() time.Duration {
+	d := kindDeadline(s.id.Kind)
+	if c := s.config.Deadline; c > 0 {
+		d = min(d, c)
+	}
+	return d
+}
+
+// acquire returns the generation for one call; the caller leaves it.
+func (s *supervisor) acquire() (*generation, error) {
+	s.want()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.current != nil && s.state == StateReady && s.current.enter() {
+		return s.current, nil
+	}
+	return nil, s.awayLocked()
+}
+
+func (s *supervisor) awayLocked() error {
+	if s.reason != "" {
+		return fmt.Errorf("plugin %s is %s (%s): %w", s.id, s.state, s.reason, ErrAway)
+	}
+	return fmt.Errorf("plugin %s is %s: %w", s.id, s.state, ErrAway)
+}
+
+func (s *supervisor) set(state State, reason string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.setLocked(state, reason)
+}
+
+func (s *supervisor) setLocked(state State, reason string) {
+	if s.state == state && s.reason == reason {
+		return
+	}
+	s.state, s.reason = state, reason
+	s.host.metrics.setState(s.id, state)
+	s.host.notices.notify()
+}
+
+// run is the loop: from wanted to stopped.
+func (s *supervisor) run(ctx context.Context) {
+	defer s.set(StateStopped, "the host stops")
+	for s.awaitWanted(ctx) {
+		s.set(StateStarting, "")
+		g, err := s.launch(ctx)
+		if ctx.Err() != nil {
+			if g != nil {
+				g.discard()
+			}
+			return
+		}
+		if err == nil {
+			s.publish(g)
+			err = s.serve(ctx, g)
+		}
+		var forever *permanentError
+		switch {
+		case ctx.Err() != nil:
+			return
+		case errors.As(err, &forever):
+			s.reject(ctx, err)
+		default:
+			s.pause(ctx, err)
+		}
+	}
+}
+
+func (s *supervisor) awaitWanted(ctx context.Context) bool {
+	for {
+		s.mu.Lock()
+		wanted := s.wanted
+		s.mu.Unlock()
+		if ctx.Err() != nil {
+			return false
+		}
+		if wanted {
+			return true
+		}
+		select {
+		case <-s.wake:
+		case answer := <-s.reloads:
+			answer <- nil // nothing runs: the next start is a new one anyway
+		case <-ctx.Done():
+			return false
+		}
+	}
+}
+
+// launch starts the next generation; it is not published yet.
+func (s *supervisor) launch(ctx context.Context) (*generation, error) {
+	s.mu.Lock()
+	s.number++
+	s.starts++
+	l := launch{
+		id: s.id, number: s.number, source: s.source, config: s.config,
+		limits: s.host.options.Limits, version: s.host.options.HostVersion,
+		dir: s.host.nextDir(), carry: s.carry, logger: s.logger,
+		started: s.host.watch, ended: s.host.unwatch,
+		dropped: func(n int) {
+			s.host.metrics.lines.WithLabelValues(string(s.id.Kind), s.id.Name).Add(float64(n))
+		},
+	}
+	s.mu.Unlock()
+	s.host.metrics.starts.WithLabelValues(string(s.id.Kind), s.id.Name).Inc()
+	return start(ctx, l)
+}
+
+// publish makes a proven generation the one that takes calls.
+func (s *supervisor) publish(g *generation) {
+	s.mu.Lock()
+	s.current = g
+	s.version = g.description.version
+	s.schema = g.schema()
+	s.setLocked(StateReady, g.health.Load().reason)
+	s.mu.Unlock()
+	s.host.notices.notify()
+	s.logger.Info("plugin is ready", "version", g.description.version, "generation", g.number, "pid", g.pid(), "took", time.Since(g.born))
+	s.host.events.emit(s.event(EventStart, g, ""))
+}
+
+// withdraw takes a generation out of use and keeps what the next one needs.
+func (s *supervisor) withdraw(g *generation, state State, reason string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.current = nil
+	s.carry = g.instances.all()
+	s.setLocked(state, reason)
+}
+
+// serve watches the generation that takes calls until it has ended, and
+// replaces it on reload. The error says why it ended.
+func (s *supervisor) serve(ctx context.Context, g *generation) error {
+	for {
+		select {
+		case <-ctx.Done():
+			s.withdraw(g, StateDraining, "the host stops")
+			drain, cancel := context.WithTimeout(context.Background(), g.limits.DrainStop)
+			defer cancel()
+			g.stop(drain)
+			return ctx.Err()
+		case <-g.process.Load().Done():
+			return s.crashed(g, "the process ended")
+		case why := <-g.recycle:
+			return s.crashed(g, why)
+		case <-g.healthy:
+			s.mu.Lock()
+			if h := g.health.Load(); h.ok {
+				s.setLocked(StateReady, h.reason)
+			} else {
+				s.setLocked(StateBackoff, h.reason)
+			}
+			s.mu.Unlock()
+		case answer := <-s.reloads:
+			next, err := s.reload(ctx, g)
+			if next != nil {
+				g = next
+			}
+			answer <- err
+		}
+	}
+}
+
+// reload starts a new generation beside the old one, and swaps when it is
+// proven. The old one finishes its calls; no call is lost.
+func (s *supervisor) reload(ctx context.Context, old *generation) (*generation, error) {
+	s.mu.Lock()
+	s.carry = old.instances.all()
+	s.mu.Unlock()
+	g, err := s.launch(ctx)
+	if err != nil {
+		err = fmt.Errorf("reload plugin %s: generation %d stays: %w", s.id, old.number, err)
+		s.set(StateReady, clip(err.Error(), 512))
+		return nil, err
+	}
+	s.publish(g)
+	s.host.events.emit(s.event(EventReload, g, fmt.Sprintf("generation %d replaced %d", g.number, old.number)))
+	s.host.background.Go(func() {
+		drain, cancel := context.WithTimeout(context.Background(), old.limits.DrainReload)
+		defer cancel()
+		cut := context.AfterFunc(s.host.ctx, func() { time.AfterFunc(old.limits.DrainStop, cancel) })
+		defer cut()
+		old.stop(drain)
+	})
+	return g, nil
+}
+
+// crashed cleans up after a generation that ended, or has to end, by itself.
+func (s *supervisor) crashed(g *generation, why string) error {
+	s.withdraw(g, StateBackoff, why)
+	g.discard()
+	exit := g.process.Load().Exit()
+	reason := why
+	if !exit.ByHost {
+		reason = fmt.Sprintf("%s (%s)", why, exit)
+	}
+	if words := g.output.cause(); words != "" {
+		reason += "; it said: " + words
+	}
+	ev := s.event(EventCrash, g, reason)
+	ev.Exit, ev.Uptime, ev.StderrSHA256 = exit.String(), time.Since(g.born), g.output.digest()
+	s.host.events.emit(ev)
+	s.logger.Error("plugin ended", "generation", g.number, "exit", exit.String(), "reason", why, "uptime", ev.Uptime, "last_words", g.output.words())
+	return errors.New(reason)
+}
+
+// pause counts an exit and waits for the next start, or for a reset when there
+// were too many.
+func (s *supervisor) pause(ctx context.Context, cause error) {
+	now := time.Now()
+	limits := s.host.options.Limits
+	s.mu.Lock()
+	s.exits++
+	s.ends = append(recent(s.ends, now, limits.QuarantineIn), now)
+	n, away := len(s.ends), quarantined(s.ends, now, limits)
+	s.mu.Unlock()
+	s.host.metrics.exits.WithLabelValues(string(s.id.Kind), s.id.Name).Inc()
+	reason := clip(cause.Error(), 512)
+	if away {
+		s.set(StateQuarantined, fmt.Sprintf("ended %d times within %v; last: %s", n, limits.QuarantineIn, reason))
+		s.logger.Error("plugin is quarantined until it is reset", "exits", n, "reason", reason)
+		s.host.events.emit(s.event(EventQuarantine, nil, reason))
+		s.awaitReset(ctx)
+		return
+	}
+	wait := restartDelay(n, s.host.options.Backoff, random)
+	s.logger.Warn("plugin is away", "reason", reason, "next_start_in", wait)
+	s.set(StateBackoff, reason)
+	s.sleep(ctx, wait)
+	for {
+		wait := s.host.takeRestart()
+		if wait == 0 || !s.sleep(ctx, wait) {
+			return
+		}
+	}
+}
+
+// reject waits for a reset: starting again would fail the same way.
+func (s *supervisor) reject(ctx context.Context, cause error) {
+	s.mu.Lock()
+	s.exits++
+	s.mu.Unlock()
+	s.host.metrics.exits.WithLabelValues(string(s.id.Kind), s.id.Name).Inc()
+	reason := clip(cause.Error(), 512)
+	s.set(StateRejected, reason)
+	s.logger.Error("plugin is rejected", "reason", reason)
+	s.host.events.emit(s.event(EventReject, nil, reason))
+	s.awaitReset(ctx)
+}
+
+// sleep waits and reports false when it was cut short.
+func (s *supervisor) sleep(ctx context.Context, d time.Duration) bool {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	for {
+		select {
+		case <-t.C:
+			return true
+		case <-ctx.Done():
+			return false
+		case answer := <-s.reloads:
+			answer <- s.away()
+		case <-s.wake:
+			if s.takeReset() {
+				return false
+			}
+		}
+	}
+}
+
+func (s *supervisor) awaitReset(ctx context.Context) {
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case answer := <-s.reloads:
+			answer <- s.away()
+		case <-s.wake:
+			if s.takeReset() {
+				return
+			}
+		}
+	}
+}
+
+// takeReset reports whether an operator reset the plugin, and forgets its past
+// exits.
+func (s *supervisor) takeReset() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !s.reset {
+		return false
+	}
+	s.reset, s.ends = false, nil
+	return true
+}
+
+func (s *supervisor) away() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.awayLocked()
+}
+
+func (s *supervisor) event(kind EventKind, g *generation, reason string) Event {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	ev := Event{Kind: kind, Plugin: s.id, Version: s.version, Digest: s.source.digest, Generation: s.number, Reason: reason}
+	if g != nil {
+		ev.Version, ev.Generation = g.description.version, g.number
+	}
+	return ev
+}
+
+func (s *supervisor) status() *donav1.PluginStatus {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	p := &donav1.PluginStatus{
+		Kind: string(s.id.Kind), Name: s.id.Name, Version: s.version, Source: s.source.kind,
+		State: string(s.state), Reason: s.reason, Digest: s.source.digest,
+		Generation: s.number, Starts: s.starts, Exits: s.exits, Required: s.config.Required,
+	}
+	if g := s.current; g != nil {
+		p.Generation, p.Pid, p.Instances = g.number, int32(g.pid()), uint32(g.instances.len())
+	}
+	return p
+}
