@@ -48,6 +48,7 @@ func (c *Controller) Control(ctx context.Context, actor string, req *donav1.Cont
 		return nil, err
 	}
 	c.took(service, event, after)
+	c.again()
 	if status == nil { // a quarantine without a rollout
 		status = &donav1.RolloutStatus{Service: service}
 	}

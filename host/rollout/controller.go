@@ -229,7 +229,6 @@ func (c *Controller) took(service string, event Event, r *statev1.Rollout) {
 	c.metrics.transitions.WithLabelValues(string(event)).Inc()
 	c.log.Info("rollout moved", "service", service, "rollout", r.GetId(), "event", string(event),
 		"state", phaseOf(r.GetState()).String(), "step", r.GetStepIndex(), "reason", r.GetReason())
-	c.again()
 }
 
 // scene is a rollout and its evidence, read in one transaction.
@@ -268,7 +267,11 @@ func (c *Controller) scene(tx store.ReadTx, service string) (*scene, error) {
 // weights, the quarantine, the audit entry and the list of live rollouts. It
 // returns the record as it then is.
 func (c *Controller) commit(tx store.Tx, service string, s *scene, d Decision, actor string) (*statev1.Rollout, error) {
-	next := nextRecord(s.record, d, s.evidence.Counts, c.o.WallClock(), s.now, tx.Revision())
+	var revision uint64
+	if d.NewStep { // asked only then: it ties the transaction to one base
+		revision = tx.Revision()
+	}
+	next := nextRecord(s.record, d, s.evidence.Counts, c.o.WallClock(), s.now, revision)
 	if d.Event == None {
 		if proto.Equal(s.record, next) {
 			return next, nil

@@ -178,7 +178,7 @@ func (c *Controller) begin(tx store.Tx, actor, id string, spec, req *donav1.Star
 	service := spec.GetService()
 	now := toMS(tx.Now())
 	r := &statev1.Rollout{
-		Id: id, Spec: spec, State: Pending.proto(), CreatedMs: now, LastTickMs: now, WeightsVersion: tx.Revision(), Transitions: 1,
+		Id: id, Spec: spec, State: Pending.proto(), CreatedMs: now, LastTickMs: now, Transitions: 1,
 		Reason: "waits for a legal endpoint of " + spec.GetCanaryVariant(),
 	}
 	s, err := stateOf(r)
