@@ -45,6 +45,11 @@ var (
 	ErrFull = errors.New("store: no space left")
 	// ErrReadOnly means that the file system takes no writes. As ErrFull.
 	ErrReadOnly = errors.New("store: read-only file system")
+	// ErrRefused is wrapped by the error of an open that was declined for
+	// safety: the data directory is locked by another host, its modes are too
+	// loose, its file is damaged, of another program or of a newer format. The
+	// text names the file, the reason and what to do. Nothing was changed.
+	ErrRefused = errors.New("store: refused")
 	// ErrTooLarge refuses a transaction above the backend's limit, or a key,
 	// index, member or log name outside the limits below.
 	ErrTooLarge = errors.New("store: too large")

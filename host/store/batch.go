@@ -1,0 +1,212 @@
+package store
+
+import (
+	"context"
+	"errors"
+	"time"
+)
+
+// batch is one attempt to run calls over one state of the backend.
+type batch struct {
+	src    source
+	below  overlay
+	base   uint64
+	now    time.Time
+	union  Union
+	ran    []*call // all calls that took part
+	wrote  []bool  // by ran: is in union.Txs
+	missed bool
+}
+
+// run brings calls to their end: committed, failed or answered. It returns
+// those that did not fit into this union any more.
+func (e *Engine) run(calls []*call) (rest []*call) {
+	ctx, stop := batchContext(calls)
+	defer stop()
+	var pinned *pinned
+	if e.remote != nil {
+		pinned = newPinned(e.cache)
+	}
+	for len(calls) > 0 {
+		b := &batch{now: e.backend.Now()}
+		if e.resident != nil {
+			snap, err := e.resident.Snapshot()
+			if err != nil {
+				failAll(calls, err)
+				return rest
+			}
+			b.src, b.base, b.union.Exact = residentSource{snap}, snap.Revision(), true
+		} else {
+			b.src, b.base = pinned, pinned.revision()
+			b.union.Reads = make(map[string]uint64)
+			b.union.Heads = make(map[string]uint64)
+		}
+		fits := e.runOnce(b, calls)
+		rest = append(calls[fits:len(calls):len(calls)], rest...)
+		calls = calls[:fits]
+		if len(b.ran) == 0 {
+			return rest
+		}
+		if b.missed {
+			answer, err := e.remote.Read(ctx, pinned.wanted())
+			if err != nil {
+				failAll(calls, err)
+				return rest
+			}
+			pinned.fill(answer)
+			continue
+		}
+		b.union.Base = b.base
+		out, err := e.backend.Commit(ctx, &b.union)
+		switch {
+		case err != nil && !errors.Is(err, ErrUnknown) && len(b.union.Txs) > 0:
+			// What has not written is still right, but may rest on a write of
+			// this batch: it runs again without those that wrote.
+			calls = b.failWriters(err)
+		case err != nil:
+			failAll(calls, err)
+			return rest
+		case out.Conflict != nil:
+			if pinned != nil {
+				pinned.conflict(out.Conflict)
+			}
+		default:
+			if pinned != nil {
+				pinned.committed(out.Base, b.union.Txs)
+			}
+			e.watches.notify(b.union.Txs)
+			b.finish(out)
+			return rest
+		}
+	}
+	return rest
+}
+
+// runOnce runs each call's function once, as far as the union has room, and
+// returns how many calls took part.
+func (e *Engine) runOnce(b *batch, calls []*call) (fits int) {
+	for i, c := range calls {
+		if i > 0 && (b.below.count >= e.opts.MaxBatchWrites || b.below.size >= e.opts.MaxBatchBytes) {
+			return i
+		}
+		if c.finished {
+			continue
+		}
+		t := &txn{
+			src: b.src, below: &b.below,
+			revision: b.base + 1 + uint64(len(b.union.Txs)),
+			now:      b.now,
+			limit:    MaxTransactionLen,
+			reads:    b.union.Reads, heads: b.union.Heads,
+		}
+		ran := c.runFn(t)
+		if !ran {
+			continue
+		}
+		b.ran = append(b.ran, c)
+		b.union.Exact = b.union.Exact || t.exact
+		b.union.Hard = b.union.Hard || c.hard
+		if t.missed {
+			b.missed = true
+			b.wrote = append(b.wrote, false)
+			continue
+		}
+		if c.err == nil {
+			c.err = t.failed
+		}
+		writes := c.err == nil && c.panicked == nil && t.own.count > 0
+		b.wrote = append(b.wrote, writes)
+		if writes {
+			t.writes.Hard = c.hard
+			b.union.Txs = append(b.union.Txs, t.writes)
+			b.below.take(&t.own)
+		}
+	}
+	return len(calls)
+}
+
+// runFn runs the call's function once and notes what came of it. It returns
+// false when the owner has left.
+func (c *call) runFn(t *txn) (ran bool) {
+	c.running.Lock()
+	defer c.running.Unlock()
+	if c.gone || c.ctx.Err() != nil {
+		if !c.finished {
+			c.err = c.ctx.Err()
+			c.finish()
+		}
+		return false
+	}
+	c.err, c.panicked = nil, nil
+	ran = true
+	defer func() {
+		t.dead = true
+		if p := recover(); p != nil {
+			c.panicked = p
+		}
+	}()
+	c.err = c.fn(t)
+	return ran
+}
+
+// finish answers all calls of a committed batch.
+func (b *batch) finish(out Outcome) {
+	for _, c := range b.ran {
+		if c.hard {
+			c.durable = out.Durable
+		}
+		c.finish()
+	}
+}
+
+// failWriters fails the calls that wrote and returns the others.
+func (b *batch) failWriters(err error) (others []*call) {
+	for i, c := range b.ran {
+		if b.wrote[i] {
+			c.err = err
+			c.finish()
+		} else {
+			others = append(others, c)
+		}
+	}
+	return others
+}
+
+func failAll(calls []*call, err error) {
+	for _, c := range calls {
+		if !c.finished {
+			c.err, c.panicked = err, nil
+			c.finish()
+		}
+	}
+}
+
+// batchContext ends when the contexts of all calls have ended: a caller that
+// leaves must not cut the others' commit.
+func batchContext(calls []*call) (context.Context, func()) {
+	if len(calls) == 1 {
+		return calls[0].ctx, func() {}
+	}
+	for _, c := range calls {
+		if c.ctx.Done() == nil {
+			return context.Background(), func() {}
+		}
+	}
+	ctx, cancel := context.WithCancel(context.WithoutCancel(calls[0].ctx))
+	left := make(chan struct{}, len(calls))
+	stops := make([]func() bool, 0, len(calls))
+	for _, c := range calls {
+		stops = append(stops, context.AfterFunc(c.ctx, func() {
+			left <- struct{}{}
+			if len(left) == cap(left) {
+				cancel()
+			}
+		}))
+	}
+	return ctx, func() {
+		for _, stop := range stops {
+			stop()
+		}
+		cancel()
+	}
+}

@@ -1,0 +1,244 @@
+package embedded
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"sync/atomic"
+	"syscall"
+
+	"go.etcd.io/bbolt"
+
+	"github.com/dodona-project/dodona/host/internal/crash"
+	"github.com/dodona-project/dodona/host/store"
+)
+
+// file is the disk of a real store: one bbolt file. write is called by one
+// goroutine; readLog by any.
+type file struct {
+	dir       string
+	db        *bbolt.DB
+	data      *os.File // the file that db uses
+	head      head     // as it is on disk
+	persisted *state   // what is on disk; only its records, members and log heads are looked at
+	unlock    func() error
+	syncs     atomic.Uint64 // commits that reached the disk, for tests
+}
+
+// growth is the least by which the file is made longer, as bbolt does.
+const growth = 16 << 20
+
+func (f *file) write(target *state, changed *dirty, reserved uint64, now int64) (heads map[string]logHead, err error) {
+	defer func() {
+		// bbolt asserts on damaged pages.
+		if p := recover(); p != nil {
+			err = fmt.Errorf("store: %s: %v", f.db.Path(), p)
+		}
+	}()
+	tx, err := f.db.Begin(true)
+	if err != nil {
+		return nil, err
+	}
+	w := &writer{
+		records: tx.Bucket(bucketRecords), indexes: tx.Bucket(bucketIndexes), logs: tx.Bucket(bucketLogs),
+		head: f.head, from: f.persisted, to: target,
+		heads: make(map[string]logHead),
+	}
+	w.head.revision, w.head.reserved, w.head.clock = target.revision, reserved, max(now, f.head.clock)
+	if err := w.all(changed); err == nil {
+		value, _ := seal(kindHead, keyHead, w.head.rest())
+		err = tx.Bucket(bucketMeta).Put(keyHead, value)
+	}
+	if err != nil {
+		_ = tx.Rollback()
+		return nil, err
+	}
+	if err := f.grow(tx.Size() + w.bytes); err != nil {
+		_ = tx.Rollback()
+		return nil, err
+	}
+	crash.Point("store.before-commit")
+	if err := tx.Commit(); err != nil {
+		return nil, classify(err)
+	}
+	crash.Point("store.after-commit")
+	f.syncs.Add(1)
+	f.head, f.persisted = w.head, target.withoutTail()
+	return w.heads, nil
+}
+
+// grow makes the file long enough for what a commit may append. bbolt would do
+// it, but its error does not tell a full disk from a failed fsync.
+func (f *file) grow(size int64) error {
+	info, err := f.data.Stat()
+	if err != nil {
+		return err
+	}
+	if size <= info.Size() {
+		return nil
+	}
+	if err := f.data.Truncate(max(size, info.Size()+growth)); err != nil {
+		return classify(err)
+	}
+	return f.data.Sync()
+}
+
+// classify turns an error of a write that can be tried again into the store's.
+// Only a write may be: the same number from an fsync, which bbolt returns bare,
+// means that data is lost.
+func classify(err error) error {
+	var path *fs.PathError
+	if !errors.As(err, &path) || (path.Op != "write" && path.Op != "truncate" && path.Op != "open") {
+		return err
+	}
+	switch {
+	case errors.Is(path.Err, syscall.ENOSPC), errors.Is(path.Err, syscall.EDQUOT):
+		return fmt.Errorf("%w: %w", store.ErrFull, err)
+	case errors.Is(path.Err, syscall.EROFS):
+		return fmt.Errorf("%w: %w", store.ErrReadOnly, err)
+	}
+	return err
+}
+
+// probeLen is the space that has to be there before a commit is tried again.
+const probeLen = 256 << 10
+
+func (f *file) probe() error {
+	path := filepath.Join(f.dir, probeName)
+	p, err := os.OpenFile(path, os.O_CREATE|os.O_TRUNC|os.O_WRONLY, 0o600)
+	if err != nil {
+		return classify(err)
+	}
+	_, err = p.Write(make([]byte, probeLen))
+	if cerr := p.Close(); err == nil {
+		err = cerr
+	}
+	_ = os.Remove(path)
+	return err
+}
+
+func (f *file) readLog(log string, from, to uint64, limit int) ([]store.LogEntry, error) {
+	var found []store.LogEntry
+	err := f.db.View(func(tx *bbolt.Tx) error {
+		c := tx.Bucket(bucketLogs).Cursor()
+		want := from
+		for key, value := c.Seek(logEntryKey(log, from)); want <= to && len(found) < limit; key, value = c.Next() {
+			if k, ok := parseLogKey(key); !ok || k.log != log || k.seq != want {
+				return fmt.Errorf("store: %s: entry %d of log %s is missing", f.db.Path(), want, log)
+			}
+			rest, _, err := unseal(kindLog, key, value)
+			if err != nil {
+				return fmt.Errorf("store: %s: log %s: %w", f.db.Path(), log, err)
+			}
+			found = append(found, store.LogEntry{Seq: want, Payload: append([]byte{}, rest...)})
+			want++
+		}
+		return nil
+	})
+	return found, err
+}
+
+func (f *file) close() error {
+	err := f.db.Close()
+	if uerr := f.unlock(); err == nil {
+		err = uerr
+	}
+	return err
+}
+
+// writer puts the difference of two states into a transaction of bbolt.
+type writer struct {
+	records, indexes, logs *bbolt.Bucket
+	head                   head
+	from, to               *state
+	heads                  map[string]logHead
+	bytes                  int64 // upper bound of what the file may grow by
+}
+
+func (w *writer) all(changed *dirty) error {
+	for key := range changed.records {
+		if err := w.record(key); err != nil {
+			return err
+		}
+	}
+	for key := range changed.members {
+		if err := w.member(key); err != nil {
+			return err
+		}
+	}
+	for log := range changed.logs {
+		if err := w.log(log); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (w *writer) record(key string) error {
+	old, had := w.from.records.get(key)
+	now, has := w.to.records.get(key)
+	if had && has && old.Version == now.Version {
+		return nil
+	}
+	k := []byte(key)
+	if had {
+		w.gone(kindRecord, checksum(kindRecord, k, recordRest(old)))
+		if !has {
+			return w.records.Delete(k)
+		}
+	}
+	if !has {
+		return nil
+	}
+	return w.put(w.records, kindRecord, k, recordRest(now))
+}
+
+func (w *writer) member(key memberKey) error {
+	old, had := w.from.members.get(key)
+	now, has := w.to.members.get(key)
+	if had == has && old == now {
+		return nil
+	}
+	if had {
+		k := indexKey(key.index, old, key.member)
+		w.gone(kindIndex, checksum(kindIndex, k, nil))
+		if err := w.indexes.Delete(k); err != nil {
+			return err
+		}
+	}
+	if !has {
+		return nil
+	}
+	return w.put(w.indexes, kindIndex, indexKey(key.index, now, key.member), nil)
+}
+
+func (w *writer) log(log string) error {
+	old, _ := w.from.logs.get(log)
+	now, _ := w.to.logs.get(log)
+	for seq := old.last + 1; seq <= now.last; seq++ {
+		payload, _ := w.to.tail.get(logKey{log, seq})
+		if err := w.put(w.logs, kindLog, logEntryKey(log, seq), payload); err != nil {
+			return err
+		}
+	}
+	if now.last > old.last {
+		w.heads[log] = logHead{last: now.last}
+	}
+	return nil
+}
+
+func (w *writer) put(b *bbolt.Bucket, kind byte, key, rest []byte) error {
+	value, sum := seal(kind, key, rest)
+	w.head.digest += share(kind, sum)
+	w.head.entries++
+	const page, depth = 4096, 6
+	w.bytes += int64(len(key)+len(value)+page-1)/page*page + depth*page
+	return b.Put(key, value)
+}
+
+func (w *writer) gone(kind byte, sum uint32) {
+	w.head.digest -= share(kind, sum)
+	w.head.entries--
+}

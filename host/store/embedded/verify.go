@@ -1,0 +1,3 @@
+package embedded
+
+func verify(path string) error { return nil }
