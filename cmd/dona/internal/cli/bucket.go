@@ -1,0 +1,52 @@
+package cli
+
+import (
+	"fmt"
+
+	"github.com/spf13/cobra"
+
+	"github.com/dodona-project/dodona/cmd/dona/internal/render"
+	"github.com/dodona-project/dodona/sdk/dona/bucket"
+)
+
+func (a *app) bucketCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:   "bucket UNIT FLAG",
+		Short: "Show the bucket of a unit for a flag; asks no host",
+		Long: `Show the bucket of a unit (a user, a session, a tenant) for a flag, and from
+which percentage on the unit is in. It is computed here, by the same code as in
+the SDK; no host is asked. The key under which weights place a unit is
+@weights/SERVICE.`,
+		Args: func(cmd *cobra.Command, args []string) error {
+			if err := positional("UNIT", "a FLAG")(cmd, args); err != nil {
+				return err
+			}
+			if err := bucket.CheckUnit(args[0]); err != nil {
+				return usage("UNIT: %v", err)
+			}
+			if args[1] == "" {
+				return usage("FLAG is empty: allowed is the key of a flag, or @weights/SERVICE")
+			}
+			return nil
+		},
+		RunE: func(_ *cobra.Command, args []string) error {
+			unit, flag := args[0], args[1]
+			n := bucket.Bucket(unit, flag)
+			from := n/bucket.PerPercent + 1
+			if unit == "" {
+				from = 100
+			}
+			if a.json {
+				return a.object(struct {
+					Unit          string `json:"unit"`
+					Flag          string `json:"flag"`
+					Bucket        uint32 `json:"bucket"`
+					InFromPercent uint32 `json:"in_from_percent"`
+				}{unit, flag, n, from})
+			}
+			return a.lines(
+				fmt.Sprintf("bucket %d of %d", n, uint32(bucket.Buckets)),
+				fmt.Sprintf("%q is in the cohort of %s from %d %% on", render.Clean(unit), render.Clean(flag), from))
+		},
+	}
+}

@@ -1,0 +1,93 @@
+package cli
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
+	"github.com/dodona-project/dodona/host/limits"
+)
+
+// group is a command that only holds others.
+func group(use, short string, commands ...*cobra.Command) *cobra.Command {
+	g := &cobra.Command{Use: use, Short: short, Args: cobra.ArbitraryArgs, SuggestionsMinimumDistance: 2}
+	g.AddCommand(commands...)
+	g.RunE = func(cmd *cobra.Command, args []string) error {
+		if len(args) == 0 {
+			return usage("%s wants a command; see %s --help", cmd.CommandPath(), cmd.CommandPath())
+		}
+		hint := ""
+		if near := cmd.SuggestionsFor(args[0]); len(near) > 0 {
+			hint = fmt.Sprintf(": did you mean %s?", strings.Join(near, " or "))
+		}
+		return usage("%s has no command %s%s; see %s --help", cmd.CommandPath(), limits.Quote(args[0]), hint, cmd.CommandPath())
+	}
+	return g
+}
+
+// positional wants exactly the named arguments and checks those whose name has a
+// grammar.
+func positional(names ...string) cobra.PositionalArgs {
+	return func(cmd *cobra.Command, args []string) error {
+		if len(args) != len(names) {
+			return usage("%s wants %s, got %d; see %s --help", cmd.CommandPath(), strings.Join(names, " and "), len(args), cmd.CommandPath())
+		}
+		for i, name := range names {
+			if err := checkArgument(name, args[i]); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+}
+
+func checkArgument(name, value string) error {
+	var err error
+	switch name {
+	case "SERVICE":
+		err = limits.Service(value)
+	case "FLAG", "VARIANT":
+		err = limits.Name(value)
+	}
+	if err != nil {
+		return usage("%s %v", name, err)
+	}
+	return nil
+}
+
+// once refuses a flag that is given twice: the last one would win silently.
+type once struct {
+	pflag.Value
+	given bool
+}
+
+var errTwice = errors.New("is given twice")
+
+func (o *once) Set(text string) error {
+	if o.given {
+		return errTwice
+	}
+	o.given = true
+	return o.Value.Set(text)
+}
+
+func onceEach(cmd *cobra.Command) {
+	wrap := func(f *pflag.Flag) {
+		if _, done := f.Value.(*once); done || slices.Contains(repeatable, f.Value.Type()) {
+			return
+		}
+		f.Value = &once{Value: f.Value}
+	}
+	cmd.PersistentFlags().VisitAll(wrap)
+	cmd.LocalNonPersistentFlags().VisitAll(wrap)
+	for _, c := range cmd.Commands() {
+		onceEach(c)
+	}
+}
+
+// repeatable are the types of flags that add up.
+var repeatable = []string{"stringArray", "stringSlice"}
