@@ -107,7 +107,9 @@ func setDefault[T int | time.Duration](field *T, value T) {
 // Close ends all feeds and subscriptions and returns when their goroutines are
 // gone. Subscriptions answer Unavailable from then on.
 func (f *Feeds) Close() {
+	f.mu.Lock() // no subscription may start a feed behind the wait
 	f.cancel()
+	f.mu.Unlock()
 	f.wg.Wait()
 }
 
