@@ -1,0 +1,206 @@
+package dona
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"google.golang.org/grpc"
+
+	donav1 "github.com/dodona-project/dodona/proto/dona/v1"
+	"github.com/dodona-project/dodona/sdk/dona/decide"
+	"github.com/dodona-project/dodona/sdk/dona/internal/cache"
+	"github.com/dodona-project/dodona/sdk/dona/internal/name"
+	"github.com/dodona-project/dodona/sdk/dona/internal/report"
+)
+
+// Client is connected to the hosts of one deployment. Close it when done.
+type Client struct {
+	opts     *options
+	hosts    []*host
+	first    atomic.Int64 // the host to begin with: one that worked last
+	cache    *cache.Dir   // nil = nothing on disk
+	reporter *report.Reporter
+
+	ctx    context.Context // ends when Close begins
+	cancel context.CancelFunc
+	work   sync.WaitGroup
+
+	mu            sync.Mutex
+	closed        bool
+	services      map[string]*Service
+	registrations map[*Registration]struct{}
+}
+
+// host is one address of a control-plane host.
+type host struct {
+	address string
+	conn    *grpc.ClientConn
+	release func() error
+}
+
+// Dial makes a client for the hosts in target: host:port, or several, separated by
+// commas. It does not wait for a connection, so a program starts also when no host
+// can be reached; Service.Ready waits. Clients of one process with the same target
+// share connections. ctx is for the call only.
+func Dial(ctx context.Context, target string, opts ...Option) (*Client, error) {
+	if err := ctx.Err(); err != nil {
+		return nil, fmt.Errorf("dial %s: %w", target, err)
+	}
+	o, err := newOptions(opts)
+	if err != nil {
+		return nil, fmt.Errorf("dial %s: %w", target, err)
+	}
+	addresses, err := parseTarget(target)
+	if err != nil {
+		return nil, fmt.Errorf("dial: %w", err)
+	}
+	c := &Client{opts: o, services: map[string]*Service{}, registrations: map[*Registration]struct{}{}}
+	for _, a := range addresses {
+		h, err := connect(a, o)
+		if err != nil {
+			c.releaseHosts()
+			return nil, fmt.Errorf("dial %s: %w", a, err)
+		}
+		c.hosts = append(c.hosts, h)
+	}
+	if o.cacheDir != "" {
+		c.cache = &cache.Dir{Path: o.cacheDir}
+	}
+	c.ctx, c.cancel = context.WithCancel(context.Background())
+	c.reporter = report.New(report.Config{
+		Send:     c.sendReport,
+		Caller:   o.callerService,
+		Interval: o.interval,
+		Random:   o.random,
+		Log:      o.log,
+	})
+	return c, nil
+}
+
+func parseTarget(target string) ([]string, error) {
+	var out []string
+	seen := map[string]bool{}
+	for part := range strings.SplitSeq(target, ",") {
+		part = strings.TrimSpace(part)
+		h, p, err := net.SplitHostPort(part)
+		port, portErr := strconv.ParseUint(p, 10, 16)
+		if err != nil || h == "" || portErr != nil || port == 0 {
+			return nil, fmt.Errorf("target %.80q: allowed is host:port, or several separated by commas", target)
+		}
+		if !seen[part] {
+			seen[part] = true
+			out = append(out, part)
+		}
+	}
+	return out, nil
+}
+
+// Service returns the service of that name and begins to watch it. The same name
+// gives the same Service. A name that cannot be one is refused by Ready and Pick.
+func (c *Client) Service(serviceName string) *Service {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	s := c.services[serviceName]
+	if s != nil {
+		return s
+	}
+	s = &Service{client: c, name: serviceName, ready: make(chan struct{}), fresh: make(chan struct{})}
+	s.changed.Store(&watchStatus{})
+	c.services[serviceName] = s
+	switch err := name.Service(serviceName); {
+	case err != nil:
+		s.refused = err
+	case c.closed:
+		s.refused = ErrClosed
+	default:
+		c.work.Go(func() { s.watch(c.ctx) })
+	}
+	return s
+}
+
+// Stats are counts since the client was made.
+type Stats struct {
+	Reported        uint64 // items that a host acknowledged
+	Dropped         uint64 // items that were not sent: queues were full, or a host refused them
+	AttributeErrors uint64 // attributes of another type than a targeting rule asks for
+}
+
+// Stats returns what was reported and lost so far.
+func (c *Client) Stats() Stats {
+	r := c.reporter.Stats()
+	out := Stats{Reported: r.Reported, Dropped: r.Dropped}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, s := range c.services {
+		out.AttributeErrors += s.attributeErrors.Load()
+	}
+	return out
+}
+
+// closeTimeout bounds Close: deregistration and the last report together.
+const closeTimeout = 5 * time.Second
+
+// Close deregisters the client's endpoints, sends what was not reported yet and
+// ends the client, all within 5 s. Services go on deciding by the snapshot they
+// have. The error says what could not be delivered.
+func (c *Client) Close() error {
+	c.mu.Lock()
+	if c.closed {
+		c.mu.Unlock()
+		return nil
+	}
+	c.closed = true
+	var open []*Registration
+	for r := range c.registrations {
+		open = append(open, r)
+	}
+	c.mu.Unlock()
+
+	ctx, cancel := context.WithTimeout(context.Background(), closeTimeout)
+	defer cancel()
+	var first error
+	keep := func(err error) {
+		if first == nil {
+			first = err
+		}
+	}
+	var closing sync.WaitGroup
+	var mu sync.Mutex
+	for _, r := range open {
+		closing.Go(func() {
+			if err := r.Close(ctx); err != nil {
+				mu.Lock()
+				defer mu.Unlock()
+				keep(err)
+			}
+		})
+	}
+	closing.Wait()
+	keep(c.reporter.Close(ctx))
+	c.cancel()
+	c.work.Wait()
+	keep(c.releaseHosts())
+	return first
+}
+
+func (c *Client) releaseHosts() (first error) {
+	for _, h := range c.hosts {
+		if err := h.release(); err != nil && first == nil {
+			first = err
+		}
+	}
+	return first
+}
+
+// Explain decides a request on a snapshot and says what each stage saw, by the
+// code that serves requests. It needs no client. An error means that a client
+// would refuse the snapshot.
+func Explain(snapshot *donav1.ConfigSnapshot, req Request) (*decide.Trace, error) {
+	return decide.Explain(snapshot, req)
+}

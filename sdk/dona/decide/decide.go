@@ -1,0 +1,218 @@
+// Package decide is the decision pipeline of the service plane: a pure function
+// from a snapshot and a request to an endpoint. Package dona calls it for every
+// request, the command line to explain a decision.
+//
+// Compile turns a snapshot into a Program: flat arrays, prepared rules, and for
+// each set of legal endpoints the tables to choose from. Deciding reads a Program
+// and nothing else. It takes no lock, allocates nothing, and costs the same at ten
+// thousand endpoints as at ten.
+//
+// The stages, in order:
+//
+//	residency  which endpoints may serve the request at all; never relaxed later
+//	flags      in order of their keys: the first that gives a usable variant
+//	weights    among the variants with weight, by bucket or at random
+//	pick       one endpoint of the variant, by the plan
+package decide
+
+import (
+	"math/rand/v2"
+
+	donav1 "github.com/dodona-project/dodona/proto/dona/v1"
+	"github.com/dodona-project/dodona/sdk/dona/bucket"
+)
+
+// Request is what a decision depends on besides the snapshot. Nothing of it is
+// kept: its slices may live on the caller's stack and be used again.
+type Request struct {
+	// Unit is who the request is for (a user, a session): the same unit gets the
+	// same variant. Empty is anonymous. At most 1,024 bytes, no zero byte.
+	Unit string
+	// Attributes are what targeting rules look at. The first of a name counts.
+	Attributes []Attribute
+	// Regions, when not empty, are the only regions that may serve this request,
+	// on top of the service's own policy.
+	Regions []string
+	// Tried are ids of endpoints that are left out, usually because an attempt on
+	// them failed.
+	Tried []string
+	// ID, when set, names this request in audit events. Events with an ID are not
+	// folded together. At most 128 bytes.
+	ID string
+}
+
+// Kind says what decided the variant.
+type Kind uint8
+
+// The kinds of decision.
+const (
+	KindNone          Kind = iota
+	KindFlagTargeting      // a targeting rule of a flag
+	KindFlagRollout        // the unit is in a flag's cohort
+	KindWeight             // the variant weights, or the endpoints' own when there are none
+	KindOnlyVariant        // no weights, and one variant that can serve
+	KindDenied             // residency left no endpoint
+	KindUnavailable        // nothing usable for another reason
+)
+
+var kindNames = [...]string{"none", "flag_targeting", "flag_rollout", "weight", "only_variant", "denied", "unavailable"}
+
+// String returns the name of the kind as metrics and traces show it.
+func (k Kind) String() string {
+	if int(k) < len(kindNames) {
+		return kindNames[k]
+	}
+	return "unknown"
+}
+
+// Endpoint is an instance that can serve requests.
+type Endpoint struct {
+	ID      string
+	Address string // host:port
+	Variant string
+	Region  string
+	Zone    string
+}
+
+// Result is the outcome of one decision. When Err is not nil there is no
+// endpoint; Err is then a *DeniedError, an *UnavailableError or bucket.ErrUnit.
+type Result struct {
+	View     *View // which endpoints were legal; nil only for bucket.ErrUnit
+	Err      error
+	Endpoint int32 // index for Program.Endpoint; -1 = none
+	Flag     int32 // index of the deciding flag for Program.Flag; -1 = none
+	Kind     Kind
+	Reason   donav1.Reason
+	// Missed has a bit for each of the first 64 flags that was evaluated and did
+	// not take the request: out of the cohort and no targeting rule hit.
+	Missed uint64
+	// TypeErrors counts attributes that had another type than a rule asks for.
+	TypeErrors uint16
+}
+
+// Decide decides one request. Safe for concurrent use.
+func (p *Program) Decide(req *Request) Result { return p.decide(req, nil) }
+
+// decide is the pipeline. With a trace it also notes what each stage saw; there
+// is no second implementation for explaining.
+func (p *Program) decide(req *Request, trace *Trace) Result {
+	res := Result{Endpoint: -1, Flag: -1}
+	if err := bucket.CheckUnit(req.Unit); err != nil {
+		res.Kind, res.Err = KindUnavailable, err
+		return res
+	}
+	v := p.view(req.Regions)
+	res.View = v
+	if trace != nil {
+		trace.residency(p, v)
+	}
+	if v.legal == 0 {
+		res.Kind, res.Err = v.nothing.kind, v.nothing.err
+		return res
+	}
+
+	unit := bucket.Prepare(req.Unit)
+	variant := p.byFlags(req, unit, v, &res, trace)
+	var from *pool
+	if variant >= 0 {
+		from = v.pools[variant]
+	} else {
+		from = p.byWeights(req, unit, v, &res, trace)
+	}
+	if from == nil {
+		res.Kind, res.Err = KindUnavailable, v.noVariant
+		return res
+	}
+	i, ok := from.picker.Pick(req.Tried)
+	if !ok {
+		res.Kind, res.Err = KindUnavailable, v.noneLeft
+		if trace != nil {
+			trace.picked(p, from, -1)
+		}
+		return res
+	}
+	res.Endpoint = from.members[i]
+	if trace != nil {
+		trace.picked(p, from, res.Endpoint)
+	}
+	return res
+}
+
+// byFlags evaluates the flags in order and returns the variant of the first that
+// gives a usable one, or -1.
+func (p *Program) byFlags(req *Request, unit bucket.Unit, v *View, res *Result, trace *Trace) int32 {
+	for i := range p.flags {
+		f := &p.flags[i]
+		if f.off != offNot {
+			if trace != nil {
+				trace.flagOff(f)
+			}
+			continue
+		}
+		hit := f.evaluate(req, unit, &res.TypeErrors)
+		switch {
+		case hit.kind == KindNone:
+			if i < 64 {
+				res.Missed |= 1 << i
+			}
+			if trace != nil {
+				trace.flagMissed(f, req)
+			}
+		case hit.variant < 0 || p.variants[hit.variant].quarantined || v.pools[hit.variant] == nil:
+			// The flag named a variant that cannot serve: the next flag decides.
+			if trace != nil {
+				trace.flagUnusable(p, v, f, hit)
+			}
+		default:
+			res.Flag, res.Kind, res.Reason = int32(i), hit.kind, donav1.Reason_REASON_TARGETING_MATCH
+			if hit.kind == KindFlagRollout {
+				res.Reason = donav1.Reason_REASON_SPLIT
+			}
+			if trace != nil {
+				trace.flagHit(p, f, hit, req)
+			}
+			return hit.variant
+		}
+	}
+	return -1
+}
+
+// byWeights returns the endpoints to pick from when no flag decided, or nil when
+// weights are given and none of them can be used.
+func (p *Program) byWeights(req *Request, unit bucket.Unit, v *View, res *Result, trace *Trace) *pool {
+	res.Reason = donav1.Reason_REASON_DEFAULT
+	if len(p.weights) == 0 {
+		res.Kind = KindWeight
+		if v.only >= 0 {
+			res.Kind = KindOnlyVariant
+		}
+		if trace != nil {
+			trace.unweighted(p, v)
+		}
+		return v.all
+	}
+	res.Kind, res.Reason = KindWeight, donav1.Reason_REASON_SPLIT
+	if v.shareTotal == 0 {
+		if trace != nil {
+			trace.weighted(p, v, nil, 0, false)
+		}
+		return nil
+	}
+	// A place on the line of all usable weights: sticky for a unit, in list order.
+	sticky := req.Unit != ""
+	var place uint64
+	if sticky {
+		place = uint64(unit.Bucket(p.weightsKey)) * v.shareTotal
+	} else {
+		place = rand.Uint64N(bucket.Buckets * v.shareTotal)
+	}
+	for i := range v.shares {
+		if s := &v.shares[i]; place < s.end*bucket.Buckets {
+			if trace != nil {
+				trace.weighted(p, v, s, place/v.shareTotal, sticky)
+			}
+			return v.pools[s.variant]
+		}
+	}
+	return nil // unreachable: the last end is the total
+}

@@ -1,0 +1,189 @@
+// Package report gathers what requests came to and delivers it to a host: call
+// outcomes, flag exposures, residency audits and which snapshots are in use.
+//
+// Noting something never blocks and allocates nothing: it goes into a bounded
+// queue, and what does not fit is dropped and counted. One goroutine folds equal
+// things together; another sends one batch at a time. A batch has a sequence and
+// is sent again with the same content until a host answered, so that it counts
+// once. While it is on its way the next one gathers, up to a bound.
+package report
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"math/rand/v2"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	donav1 "github.com/dodona-project/dodona/proto/dona/v1"
+	"github.com/dodona-project/dodona/sdk/dona/decide"
+)
+
+// Config is what a Reporter works with.
+type Config struct {
+	// Send delivers a batch. try counts the attempts for this batch, so that
+	// another host can be tried. It must not keep or change the batch.
+	Send     func(ctx context.Context, try int, batch *donav1.StatsBatch) (*donav1.ReportAck, error)
+	Caller   string         // service on whose behalf calls are made, or empty
+	Interval time.Duration  // how long a batch gathers
+	Random   func() float64 // in [0, 1), for waits
+	Log      *slog.Logger
+}
+
+// Outcome says how a call went.
+type Outcome struct {
+	Success bool
+	Latency time.Duration
+	Code    string
+}
+
+// Stats are counts since the start.
+type Stats struct {
+	Reported uint64 // items acknowledged
+	Dropped  uint64 // items or events lost
+}
+
+// Reporter gathers and delivers. Safe for concurrent use.
+type Reporter struct {
+	cfg   Config
+	id    atomic.Pointer[string]
+	rings [rings]*ring
+
+	asleep   atomic.Bool // the folder waits for wake
+	wake     chan struct{}
+	dropped  atomic.Uint64
+	reported atomic.Uint64
+
+	mu      sync.Mutex // guards next; never taken by Decision or Outcome
+	next    *gather
+	applied map[string]*donav1.AppliedConfig // by service: what a host was not told yet
+	due     chan struct{}                    // something waits to be sent
+
+	closing    chan struct{}
+	closeOnce  sync.Once
+	folded     chan struct{} // the folder has ended
+	sent       chan struct{} // the sender has ended
+	sendCtx    context.Context
+	sendCancel context.CancelCauseFunc
+}
+
+// New starts a reporter. Close it.
+func New(cfg Config) *Reporter {
+	r := &Reporter{cfg: cfg, wake: make(chan struct{}, 1), next: newGather(), applied: map[string]*donav1.AppliedConfig{},
+		due: make(chan struct{}, 1), closing: make(chan struct{}), folded: make(chan struct{}), sent: make(chan struct{})}
+	for i := range r.rings {
+		r.rings[i] = newRing(ringSize)
+	}
+	r.newID()
+	r.sendCtx, r.sendCancel = context.WithCancelCause(context.Background())
+	go r.fold()
+	go r.send()
+	return r
+}
+
+func (r *Reporter) newID() {
+	id := fmt.Sprintf("sdk-%016x%016x", rand.Uint64(), rand.Uint64())
+	r.id.Store(&id)
+}
+
+// ID is the reporter id that batches carry now.
+func (r *Reporter) ID() string { return *r.id.Load() }
+
+// Stats returns the counts so far.
+func (r *Reporter) Stats() Stats {
+	return Stats{Reported: r.reported.Load(), Dropped: r.dropped.Load()}
+}
+
+// Decision notes a decision that had a unit or a constraint.
+func (r *Reporter) Decision(p *decide.Program, res *decide.Result, unit, id string) {
+	ring := r.ring()
+	e, at := ring.claim()
+	if e == nil {
+		r.dropped.Add(1)
+		return
+	}
+	e.program, e.view = p, res.View
+	e.missed, e.endpoint, e.flag, e.reason = res.Missed, res.Endpoint, res.Flag, res.Reason
+	e.denied = res.Kind == decide.KindDenied
+	e.setUnit(unit)
+	if id != "" {
+		e.text = strings.Clone(id)
+	}
+	e.turn.Store(at + 1)
+	r.rouse()
+}
+
+// Outcome notes how a call to an endpoint of p went.
+func (r *Reporter) Outcome(p *decide.Program, endpoint int32, o Outcome) {
+	ring := r.ring()
+	e, at := ring.claim()
+	if e == nil {
+		r.dropped.Add(1)
+		return
+	}
+	e.program, e.view, e.endpoint = p, nil, endpoint
+	e.success, e.latency, e.text = o.Success, o.Latency, o.Code
+	e.turn.Store(at + 1)
+	r.rouse()
+}
+
+func (r *Reporter) rouse() {
+	if r.asleep.Load() && r.asleep.CompareAndSwap(true, false) {
+		r.wake <- struct{}{} // has room: only who ends the sleep sends
+	}
+}
+
+// Applied notes the version that a service decides by.
+func (r *Reporter) Applied(service string, version uint64) {
+	r.tell(&donav1.AppliedConfig{Service: service, Version: version})
+}
+
+// Rejected notes a snapshot that was refused. The reason is cut to 256 bytes.
+func (r *Reporter) Rejected(service string, version uint64, reason string) {
+	if len(reason) > 256 {
+		reason = strings.ToValidUTF8(reason[:256], "")
+	}
+	r.tell(&donav1.AppliedConfig{Service: service, Version: version, RejectedReason: reason})
+}
+
+func (r *Reporter) tell(a *donav1.AppliedConfig) {
+	r.mu.Lock()
+	r.applied[a.Service] = a
+	r.mu.Unlock()
+	signal(r.due)
+}
+
+func signal(c chan struct{}) {
+	select {
+	case c <- struct{}{}:
+	default:
+	}
+}
+
+// errGaveUp ends retries when Close has no time left.
+var errGaveUp = errors.New("no host acknowledged the last report in time")
+
+// Close sends what was noted before it, until ctx ends. What is noted afterwards
+// is dropped.
+func (r *Reporter) Close(ctx context.Context) error {
+	r.closeOnce.Do(func() { close(r.closing) })
+	<-r.folded
+	select {
+	case <-r.sent:
+	case <-ctx.Done():
+		r.sendCancel(errGaveUp)
+		<-r.sent
+	}
+	defer r.sendCancel(nil)
+	r.mu.Lock()
+	left := r.next.items()
+	r.mu.Unlock()
+	if left > 0 || context.Cause(r.sendCtx) == errGaveUp {
+		return fmt.Errorf("report: %w", errGaveUp)
+	}
+	return nil
+}

@@ -1,0 +1,112 @@
+package report
+
+import (
+	"crypto/sha256"
+	"math/rand/v2"
+	"sync/atomic"
+	"time"
+
+	donav1 "github.com/dodona-project/dodona/proto/dona/v1"
+	"github.com/dodona-project/dodona/sdk/dona/decide"
+)
+
+// event is one thing to report, as it comes from a request: fixed in size, so that
+// noting it allocates nothing.
+type event struct {
+	turn atomic.Uint64 // whose turn the slot is; see ring
+
+	program  *decide.Program
+	view     *decide.View // of a decision; nil for an outcome
+	missed   uint64
+	endpoint int32
+	flag     int32
+	reason   donav1.Reason
+	denied   bool
+	success  bool
+	unitLen  int16 // bytes in unit; -1 = unit holds a digest
+	unit     [maxInlineUnit]byte
+	latency  time.Duration
+	text     string // code of an outcome, id of a decision
+}
+
+const maxInlineUnit = 64
+
+// setUnit keeps a unit without keeping the caller's memory: a short one as it is,
+// to be hashed later, a long one hashed at once.
+func (e *event) setUnit(unit string) {
+	if len(unit) <= maxInlineUnit {
+		e.unitLen = int16(copy(e.unit[:], unit))
+		return
+	}
+	var long [1024]byte // the longest unit
+	sum := sha256.Sum256(long[:copy(long[:], unit)])
+	e.unitLen = -1
+	copy(e.unit[:], sum[:])
+}
+
+// digest returns the SHA-256 of the unit.
+func (e *event) digest() [sha256.Size]byte {
+	if e.unitLen < 0 {
+		return [sha256.Size]byte(e.unit[:sha256.Size])
+	}
+	return sha256.Sum256(e.unit[:e.unitLen])
+}
+
+// ring is a bounded queue for many writers and one reader, without locks. The slot
+// of position n has turn n when a writer may fill it, n+1 when the reader may
+// empty it. A writer that finds the ring full goes on without.
+type ring struct {
+	_     [64]byte
+	write atomic.Uint64
+	_     [56]byte
+	read  uint64 // the reader's alone
+	_     [56]byte
+	slots []event
+}
+
+func newRing(size int) *ring {
+	r := &ring{slots: make([]event, size)} // size is a power of two
+	for i := range r.slots {
+		r.slots[i].turn.Store(uint64(i))
+	}
+	return r
+}
+
+// claim returns a slot to fill and its position, or nil when the ring is full.
+func (r *ring) claim() (*event, uint64) {
+	for {
+		at := r.write.Load()
+		e := &r.slots[at&uint64(len(r.slots)-1)]
+		switch turn := e.turn.Load(); {
+		case turn == at:
+			if r.write.CompareAndSwap(at, at+1) {
+				return e, at
+			}
+		case turn < at:
+			return nil, 0
+		}
+	}
+}
+
+// next returns the oldest filled slot, or nil. The reader calls release after it.
+func (r *ring) next() *event {
+	e := &r.slots[r.read&uint64(len(r.slots)-1)]
+	if e.turn.Load() != r.read+1 {
+		return nil
+	}
+	return e
+}
+
+func (r *ring) release(e *event) {
+	e.program, e.view, e.text = nil, nil, ""
+	e.turn.Store(r.read + uint64(len(r.slots)))
+	r.read++
+}
+
+// Writers spread over several rings, so that two rarely meet.
+const (
+	rings    = 4
+	ringSize = 2048
+)
+
+func (r *Reporter) ring() *ring { return r.rings[rand.Uint32()%rings] }

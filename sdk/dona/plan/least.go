@@ -1,0 +1,86 @@
+package plan
+
+import "math/rand/v2"
+
+// aliasEntry is one column of an alias table: a draw that lands in the column is
+// the column's own slot below the threshold, else the other one.
+type aliasEntry struct {
+	threshold uint32
+	other     int32
+}
+
+// newAlias builds the table with which one random number draws a slot in
+// proportion to its weight, in constant time.
+func newAlias(slots []slot) []aliasEntry {
+	n := len(slots)
+	table := make([]aliasEntry, n)
+	var total float64
+	for _, s := range slots {
+		total += float64(s.weight)
+	}
+	fill := make([]float64, n) // in columns; 1 is full
+	var under, over []int32
+	for i, s := range slots {
+		fill[i] = float64(s.weight) * float64(n) / total
+		table[i] = aliasEntry{threshold: 1<<32 - 1, other: int32(i)}
+		if fill[i] < 1 {
+			under = append(under, int32(i))
+		} else {
+			over = append(over, int32(i))
+		}
+	}
+	for len(under) > 0 && len(over) > 0 {
+		small, big := under[len(under)-1], over[len(over)-1]
+		under = under[:len(under)-1]
+		table[small] = aliasEntry{threshold: uint32(fill[small] * (1 << 32)), other: big}
+		if fill[big] -= 1 - fill[small]; fill[big] < 1 {
+			over = over[:len(over)-1]
+			under = append(under, big)
+		}
+	}
+	return table
+}
+
+// draw returns a slot in proportion to weight from 32 random bits: their upper
+// part chooses the column, what is left the side.
+func (k *Picker) draw(random uint32) int {
+	wide := uint64(random) * uint64(len(k.alias))
+	column := int(wide >> 32)
+	if e := k.alias[column]; uint32(wide) >= e.threshold {
+		return int(e.other)
+	}
+	return column
+}
+
+// less reports whether slot a is less loaded than slot b for its weight.
+func (k *Picker) less(a, b int) bool {
+	x, y := &k.slots[a], &k.slots[b]
+	return uint64(max(0, x.load.InFlight()))*y.weight < uint64(max(0, y.load.InFlight()))*x.weight
+}
+
+// leastLoaded draws candidates by weight and returns the least loaded for its
+// weight, the first drawn when equal: so an idle service sees exactly the
+// weights. Two draws share one random number. With tried it returns -1 when no
+// draw hit an untried candidate.
+func (k *Picker) leastLoaded(tried []string) int {
+	if tried == nil && k.choices == 2 {
+		random := rand.Uint64()
+		a, b := k.draw(uint32(random)), k.draw(uint32(random>>32))
+		if a != b && k.less(b, a) {
+			return b
+		}
+		return a
+	}
+	best, compared := -1, 0
+	for i := 0; compared < k.choices && i < k.choices+attempts; i++ {
+		s := k.draw(rand.Uint32())
+		if contains(tried, k.slots[s].id) {
+			continue
+		}
+		compared++
+		if best < 0 || k.less(s, best) {
+			best = s
+		}
+	}
+	return best
+}

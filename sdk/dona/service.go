@@ -1,0 +1,160 @@
+package dona
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/dodona-project/dodona/sdk/dona/decide"
+	"github.com/dodona-project/dodona/sdk/dona/plan"
+)
+
+// Service decides for the requests to one service.
+type Service struct {
+	client  *Client
+	name    string
+	refused error // the name is wrong, or the client was closed
+
+	current         atomic.Pointer[state]
+	attributeErrors atomic.Uint64
+	changed         atomic.Pointer[watchStatus]
+
+	readyOnce, freshOnce sync.Once
+	ready                chan struct{} // closed with the first snapshot, from anywhere
+	fresh                chan struct{} // closed with the first that a host gave or confirmed
+
+	held  held // owned by the watch
+	loads plan.Loads
+}
+
+// state is what a decision reads: one atomic load.
+type state struct {
+	program *decide.Program
+	stale   bool
+}
+
+// watchStatus is what the watch last saw.
+type watchStatus struct {
+	staleSince time.Time // zero while a host confirms the snapshot
+	fromDisk   bool
+	host       string
+	problem    error
+}
+
+// Name returns the name of the service.
+func (s *Service) Name() string { return s.name }
+
+// Pick decides one request. It makes no call and does not wait: without any
+// snapshot it fails with ErrNoData; see Ready. When nothing may or can serve, the
+// error is a *DeniedError or *UnavailableError and the Pick holds the Decision.
+func (s *Service) Pick(ctx context.Context, req Request) (Pick, error) {
+	if err := ctx.Err(); err != nil {
+		return Pick{}, err
+	}
+	st := s.current.Load()
+	if st == nil {
+		return Pick{}, s.noData()
+	}
+	p := st.program
+	res := p.Decide(&req)
+	if res.TypeErrors != 0 {
+		s.attributeErrors.Add(uint64(res.TypeErrors))
+	}
+	pick := Pick{Decision: Decision{Kind: res.Kind, Reason: res.Reason, ConfigVersion: p.Version(), Stale: st.stale}}
+	if res.View != nil && (req.Unit != "" || res.View.Constrained()) {
+		s.client.reporter.Decision(p, &res, req.Unit, req.ID)
+	}
+	if res.Err != nil {
+		return pick, res.Err
+	}
+	pick.Endpoint = p.Endpoint(res.Endpoint)
+	pick.Decision.Variant = pick.Endpoint.Variant
+	pick.Decision.Flag = p.Flag(res.Flag)
+	pick.service, pick.program, pick.index = s, p, res.Endpoint
+	pick.load = p.Load(res.Endpoint)
+	pick.load.Begin()
+	return pick, nil
+}
+
+// Explain decides a request on the current snapshot and says what each stage saw.
+func (s *Service) Explain(req Request) (*decide.Trace, error) {
+	st := s.current.Load()
+	if st == nil {
+		return nil, s.noData()
+	}
+	return st.program.Explain(req), nil
+}
+
+func (s *Service) noData() error {
+	if s.refused != nil {
+		return s.refused
+	}
+	if problem := s.changed.Load().problem; problem != nil {
+		return fmt.Errorf("%w: no snapshot of service %s yet: %w", ErrNoData, s.name, problem)
+	}
+	return fmt.Errorf("%w: no snapshot of service %s yet", ErrNoData, s.name)
+}
+
+// diskGrace is how long Ready prefers a host's answer to a snapshot from disk.
+const diskGrace = 100 * time.Millisecond
+
+// Ready waits until the service can decide. A snapshot from disk counts when no
+// host answered within 100 ms. Note that a host may know a service without
+// endpoints: then Pick is unavailable, but Ready is done.
+func (s *Service) Ready(ctx context.Context) error {
+	if s.refused != nil {
+		return s.refused
+	}
+	select {
+	case <-s.fresh:
+		return nil
+	default:
+	}
+	select {
+	case <-s.fresh:
+		return nil
+	case <-s.ready:
+	case <-ctx.Done():
+		return fmt.Errorf("wait for service %s: %w: %w", s.name, context.Cause(ctx), s.noData())
+	case <-s.client.ctx.Done():
+		return ErrClosed
+	}
+	grace := time.NewTimer(diskGrace)
+	defer grace.Stop()
+	select {
+	case <-s.fresh:
+	case <-grace.C:
+	case <-ctx.Done():
+	case <-s.client.ctx.Done():
+	}
+	return nil
+}
+
+// Status is what a service works with at the moment.
+type Status struct {
+	Version    uint64    // of the snapshot; 0 = none
+	Endpoints  int       // in it
+	Stale      bool      // no host confirms it now
+	StaleSince time.Time // when the last host was lost, or for a snapshot from disk when it was saved
+	FromDisk   bool      // no host has confirmed it since this process began
+	Host       string    // the host that serves the watch, or empty
+	Problem    error     // why there is no watch or a snapshot was refused; nil when all is well
+}
+
+// Status returns what the service works with.
+func (s *Service) Status() Status {
+	st, w := s.current.Load(), s.changed.Load()
+	out := Status{Host: w.host, Problem: w.problem, FromDisk: w.fromDisk}
+	if s.refused != nil {
+		out.Problem = s.refused
+	}
+	if st != nil {
+		out.Version, out.Endpoints, out.Stale = st.program.Version(), st.program.Endpoints(), st.stale
+		if st.stale {
+			out.StaleSince = w.staleSince
+		}
+	}
+	return out
+}
