@@ -109,6 +109,8 @@ func (h *Host) classify(ctx, cctx context.Context, g *generation, method string,
 	switch {
 	case ctx.Err() != nil:
 		return fmt.Errorf("%s of plugin %s: %w", method, g.id, ctx.Err())
+	case late && !deadlineOf(ctx).IsZero() && !deadlineOf(ctx).After(deadlineOf(cctx)):
+		return fmt.Errorf("%s of plugin %s: %w", method, g.id, context.DeadlineExceeded)
 	case late:
 		return fmt.Errorf("%s of plugin %s: %w", method, g.id, ErrDeadline)
 	case code == codes.ResourceExhausted && strings.Contains(err.Error(), "larger than max"):

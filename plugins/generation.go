@@ -189,6 +189,8 @@ func (g *generation) versionError(err error) error {
 	shake := p.Handshake()
 	switch {
 	case shake == nil:
+		// go-plugin's words are for its own maintainers.
+		return errors.New("the process printed no handshake line")
 	case shake.Core != goplugin.CoreProtocolVersion:
 		return permanent("plugin speaks version %d of go-plugin's protocol, the host version %d: rebuild the plugin with the host's SDK", shake.Core, goplugin.CoreProtocolVersion)
 	case shake.Version > wire.ProtocolVersion:
@@ -211,7 +213,8 @@ func (g *generation) clientConfig(tmp string, catch *connCatcher) *goplugin.Clie
 				Env:       environment(tmp, g.logger.GetLevel(), g.config.Env),
 				Dir:       tmp,
 				SocketDir: socketDir,
-				Line:      g.output.line,
+				Stderr:    g.output.stderr,
+				Stdout:    g.output.stdout,
 				Started:   func(pgid int) { g.started(pgid, g.dir) },
 				Ended:     g.ended,
 			}, cmd.Env)
@@ -224,8 +227,8 @@ func (g *generation) clientConfig(tmp string, catch *connCatcher) *goplugin.Clie
 		AutoMTLS:         true,
 		SkipHostEnv:      true,
 		UnixSocketConfig: &goplugin.UnixSocketConfig{TempDir: g.dir},
-		SyncStdout:       &lineWriter{line: g.output.line},
-		SyncStderr:       &lineWriter{line: g.output.line},
+		SyncStdout:       &lineWriter{line: g.output.stdout},
+		SyncStderr:       &lineWriter{line: g.output.stderr},
 		GRPCDialOptions: []grpc.DialOption{
 			grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(wire.MaxMessageLen), grpc.MaxCallSendMsgSize(wire.MaxMessageLen)),
 			grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: 20 * time.Second, Timeout: 5 * time.Second, PermitWithoutStream: true}),
@@ -279,7 +282,7 @@ func (g *generation) explain(err error) error {
 	words := g.output.cause()
 	var exit string
 	if p := g.process.Load(); p != nil {
-		if e := p.Exit(); e != (runner.Exit{}) && !e.ByHost {
+		if e, ended := p.Exited(); ended && !e.ByHost {
 			exit = "; the process ended with " + e.String()
 		}
 	}

@@ -346,6 +346,15 @@ func refusal(id ID, bad []Violation) error {
 	return &ConfigError{Plugin: id, Violations: bad}
 }
 
+// WatchdogPID returns the process id of the watchdog, 0 while there is none, and
+// how many were started.
+func (h *Host) WatchdogPID() (pid, starts int) {
+	if !h.started.Load() {
+		return 0, 0
+	}
+	return h.dog.PID()
+}
+
 // Watch returns a channel that receives after the state of any plugin has
 // changed, coalesced: look at what is. cancel ends it.
 func (h *Host) Watch() (changed <-chan struct{}, cancel func()) { return h.notices.subscribe() }

@@ -56,17 +56,14 @@ func (g *generation) stop(ctx context.Context) {
 	case <-g.idle:
 	case <-ctx.Done():
 	}
-	left := time.Until(deadlineOf(ctx))
-	if left > 0 {
+	if left := time.Until(deadlineOf(ctx)); left > 0 && ctx.Err() == nil {
 		_, _ = pluginv1.NewLifecycleClient(g.conn).Drain(ctx, &pluginv1.DrainRequest{Deadline: durationpb.New(left)})
 	}
 	g.end(g.limits.Kill)
 }
 
+// deadlineOf is zero without a deadline.
 func deadlineOf(ctx context.Context) time.Time {
-	if ctx.Err() != nil {
-		return time.Time{}
-	}
 	d, _ := ctx.Deadline()
 	return d
 }

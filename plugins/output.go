@@ -25,6 +25,9 @@ const (
 	maxLogFields   = 16
 	maxFieldLen    = 1 << 10
 	maxStackLen    = 6 << 10
+	maxCauseLen    = 300
+	maxKeptLen     = 2 << 10
+	maxKeptStdout  = 256
 )
 
 // output takes the lines a process writes, logs them and keeps the last ones.
@@ -35,7 +38,7 @@ type output struct {
 	dropped func(lines int)
 
 	mu     sync.Mutex
-	last   []string
+	last   []kept
 	tokens float64
 	filled time.Time
 	missed int
@@ -52,11 +55,25 @@ func newOutput(logger hclog.Logger, secrets map[string]string, dropped func(int)
 	return &output{logger: logger, mask: strings.NewReplacer(pairs...), dropped: dropped, tokens: linesBurst, filled: time.Now()}
 }
 
+// kept is one of the last lines.
+type kept struct {
+	text   string
+	stdout bool
+}
+
+func (o *output) stderr(raw []byte) { o.line(raw, false) }
+func (o *output) stdout(raw []byte) { o.line(raw, true) }
+
 // line takes one line; it does not keep the slice.
-func (o *output) line(raw []byte) {
+func (o *output) line(raw []byte, stdout bool) {
 	text := o.mask.Replace(printable(string(raw)))
 	o.mu.Lock()
-	o.keep(text)
+	// What is printed is rarely why a process dies: it must not push out what is.
+	keep := maxKeptLen
+	if stdout {
+		keep = maxKeptStdout
+	}
+	o.keep(kept{clip(text, keep), stdout})
 	missed, ok := o.admit(time.Now())
 	o.mu.Unlock()
 	if !ok {
@@ -74,14 +91,14 @@ func (o *output) line(raw []byte) {
 }
 
 // keep adds to the last lines; the caller holds mu.
-func (o *output) keep(text string) {
-	o.last = append(o.last, text)
+func (o *output) keep(k kept) {
+	o.last = append(o.last, k)
 	size := 0
 	for _, l := range o.last {
-		size += len(l)
+		size += len(l.text)
 	}
 	for len(o.last) > 1 && (len(o.last) > keptLines || size > keptBytes) {
-		size -= len(o.last[0])
+		size -= len(o.last[0].text)
 		o.last = o.last[1:]
 	}
 }
@@ -104,7 +121,11 @@ func (o *output) admit(now time.Time) (missed int, ok bool) {
 func (o *output) words() string {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	return strings.Join(o.last, "\n")
+	lines := make([]string, len(o.last))
+	for i, l := range o.last {
+		lines[i] = l.text
+	}
+	return strings.Join(lines, "\n")
 }
 
 // digest identifies the last lines without telling them; empty without any.
@@ -117,27 +138,31 @@ func (o *output) digest() string {
 	return hex.EncodeToString(sum[:])
 }
 
-// cause returns the line that says best why a process died.
+// cause returns the line that says best why a process died: of a panic, else
+// the last one of stderr, else the last one of stdout.
 func (o *output) cause() string {
 	o.mu.Lock()
 	defer o.mu.Unlock()
+	best := ""
 	for _, l := range o.last {
-		if strings.HasPrefix(l, "panic: ") || strings.HasPrefix(l, "fatal error: ") {
-			return clip(l, 300)
+		if strings.HasPrefix(l.text, "panic: ") || strings.HasPrefix(l.text, "fatal error: ") {
+			return clip(l.text, maxCauseLen)
 		}
 	}
-	for i := len(o.last) - 1; i >= 0; i-- {
-		if l := strings.TrimSpace(o.last[i]); l != "" {
-			_, msg, fields := parseLine([]byte(l))
-			for j := 0; j+1 < len(fields); j += 2 {
-				if fields[j] == "error" {
-					msg += ": " + fields[j+1].(string)
-				}
+	for _, stdout := range []bool{true, false} {
+		for _, l := range o.last {
+			if l.stdout == stdout && strings.TrimSpace(l.text) != "" {
+				best = l.text
 			}
-			return clip(msg, 300)
 		}
 	}
-	return ""
+	_, msg, fields := parseLine([]byte(best))
+	for i := 0; i+1 < len(fields); i += 2 {
+		if fields[i] == "error" {
+			msg += ": " + fields[i+1].(string)
+		}
+	}
+	return clip(msg, maxCauseLen)
 }
 
 // parseLine reads a line of hclog's JSON if it is one, and otherwise takes it

@@ -81,6 +81,9 @@ func verdict(q *donav1.AnalysisQuery, r *pluginv1.EvaluateReply) (v donav1.Verdi
 	case breach:
 		return breach, "the plugin says breach"
 	case missing:
+		if r.GetDetail() == "" {
+			return missing, "the plugin says missing"
+		}
 		return missing, ""
 	}
 	if !has {

@@ -55,7 +55,7 @@ func (p *Process) readStdout() {
 		if len(line) > MaxLineLen {
 			line = line[:MaxLineLen]
 		}
-		p.config.Line(line)
+		p.config.Stdout(line)
 	})
 }
 

@@ -41,10 +41,12 @@ type Config struct {
 	Dir       string   // working directory
 	SocketDir string   // set by RunnerFunc: the only place where the plugin may listen
 
-	// Line is called with every line of stderr, and with lines of stdout that
-	// are not the handshake, without its end and at most MaxLineLen bytes long.
-	// One goroutine per pipe calls it; it must not block.
-	Line func(line []byte)
+	// Stderr is called with every line of stderr, Stdout with lines of stdout
+	// that are not the handshake: without their ends, at most MaxLineLen bytes
+	// long, valid during the call. One goroutine per pipe calls; they must not
+	// block.
+	Stderr func(line []byte)
+	Stdout func(line []byte)
 
 	// Started is called with the process group as soon as there is one, and
 	// Ended when the process is gone and its group was killed, before the
@@ -171,7 +173,7 @@ func (p *Process) live(started chan<- error) {
 		p.config.Started(pid)
 	}
 	p.readers.Go(func() { p.readStdout() })
-	p.readers.Go(func() { readLines(p.stderrR, p.config.Line) })
+	p.readers.Go(func() { readLines(p.stderrR, p.config.Stderr) })
 	started <- nil
 
 	var err error
@@ -226,6 +228,16 @@ func (p *Process) Exit() Exit {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.exit
+}
+
+// Exited returns how the process ended by now, and whether it has.
+func (p *Process) Exited() (Exit, bool) {
+	select {
+	case <-p.done:
+		return p.Exit(), true
+	default:
+		return Exit{}, false
+	}
 }
 
 // PID returns the process id, which is the process group's too; 0 before it
