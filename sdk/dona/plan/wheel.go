@@ -85,9 +85,7 @@ func worstQuotient(a, b uint64) (worst uint64) {
 	for a != 0 {
 		q := b / a
 		a, b = b%a, a
-		if a != 0 { // the last quotient only closes the fraction
-			worst = max(worst, q)
-		}
+		worst = max(worst, q)
 	}
 	return worst
 }
