@@ -29,6 +29,7 @@ type ControlPlane struct {
 	Rollouts *rollout.Controller
 	Strategy service.PluginCheck // judges a strategy plugin's name and config
 	Wall     Clock
+	Stopping <-chan struct{} // closed when streams have to move to another host
 }
 
 // WatchConfig streams a service's snapshots.

@@ -79,6 +79,8 @@ func (s *ControlPlane) watchers(service string) *donav1.WatcherSummary {
 	return w
 }
 
+var errStopping = refusal.New(refusal.Unavailable, "this host is stopping: watch at another one, or again")
+
 // statusPause is the least time between two looks for one watcher of a status.
 const statusPause = 250 * time.Millisecond
 
@@ -110,10 +112,12 @@ func (s *ControlPlane) WatchStatus(req *donav1.GetStatusRequest, stream donav1.C
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
+		case <-s.Stopping:
+			return errStopping
 		case <-tick.C:
 		case _, open := <-notice:
 			if !open {
-				return refusal.New(refusal.Unavailable, "this host is stopping: watch at another one, or again")
+				return errStopping
 			}
 			select {
 			case <-pause.C:

@@ -1,0 +1,33 @@
+// Package host is the control plane: it wires the packages below it and runs
+// them until told to stop. It holds no rule of its own.
+//
+// How data flows:
+//
+//	app SDK ──RegisterEndpoint──▶ api ─▶ session ─┐
+//	app SDK ──ReportStats───────▶ api ─▶ service ─┼─▶ store: one transaction holds the change
+//	operator ──SetFlag, …───────▶ api ─▶ service ─┤        and its audit entry
+//	operator ──StartRollout─────▶ api ─▶ rollout ─┘          │ notice: look again
+//	                                                         ▼
+//	SDK picker ◀─WatchConfig── api ◀── snapshot: build ▶ checksum ▶ encode once ▶ fan out
+//
+//	rollout: every second, Step(state, evidence, now) ──▶ weights, quarantine ──▶ store
+//	             └─ Analyzer ──▶ plugins ──▶ analysis process (measures a signal)
+//	service.Planner ─ Compiler ─▶ plugins ──▶ strategy process (compiles a plan) ──▶ store
+//
+// The packages, from the bottom up:
+//
+//   - limits, refusal: the numbers, the grammars, and how the host says no
+//   - store, store/embedded: transactions; all state lives here
+//   - audit: the hash chain, appended in the transaction that acts
+//   - session: leases by stream and heartbeat, fences of reports
+//   - snapshot: versioned feeds to any number of watchers
+//   - service: endpoints, flags, weights, policy, plans; builds the snapshot
+//   - rollout: windows, the pure Step, the controller
+//   - api: gRPC at the edge; the only one that knows transport codes
+//   - config: settings; host: this wiring
+//
+// Four rules hold it together. State changes only in store transactions. Loops
+// re-read what is, and take a notice only as a reason to look. A step written on
+// an old version fails and changes nothing, so any host may take it. No request
+// of a client waits for a plugin.
+package host

@@ -1,0 +1,297 @@
+package host
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/hashicorp/go-hclog"
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/health"
+	"google.golang.org/grpc/health/grpc_health_v1"
+
+	"github.com/dodona-project/dodona/host/api"
+	"github.com/dodona-project/dodona/host/audit"
+	"github.com/dodona-project/dodona/host/config"
+	"github.com/dodona-project/dodona/host/rollout"
+	"github.com/dodona-project/dodona/host/service"
+	"github.com/dodona-project/dodona/host/session"
+	"github.com/dodona-project/dodona/host/snapshot"
+	"github.com/dodona-project/dodona/host/store"
+	"github.com/dodona-project/dodona/host/store/embedded"
+	"github.com/dodona-project/dodona/plugins"
+)
+
+// Version of the host, as it tells plugins and operators.
+const Version = "0.1.0"
+
+const (
+	drainTime = 2 * time.Second // for streams and calls under way at a stop
+	stopTime  = 5 * time.Second // for all of a stop
+)
+
+// Host is one control plane over one store. Make it with New, run it once.
+type Host struct {
+	config *config.Config
+	log    hclog.Logger
+	id     string
+
+	store    *embedded.Store
+	plugins  *plugins.Host
+	sessions *session.Registry
+	feeds    *snapshot.Feeds
+	rollouts *rollout.Controller
+	planner  *service.Planner
+	strategy *strategies
+	grpc     *grpc.Server
+	http     *http.Server
+	health   *health.Server
+	metrics  *prometheus.Registry
+
+	stopping chan struct{}
+	fatal    chan error // the store gave up
+	rewound  alarms
+
+	grpcListener, httpListener net.Listener
+}
+
+// New opens the store and wires everything; nothing is served before Run. An
+// error that wraps store.ErrRefused means that the data directory must not be
+// used as it is.
+func New(c *config.Config, log hclog.Logger) (h *Host, err error) {
+	h = &Host{config: c, log: log, stopping: make(chan struct{}), fatal: make(chan error, 1), metrics: prometheus.NewRegistry()}
+	h.store, err = embedded.Open(c.DataDir, embedded.Options{
+		Logger: log.Named("store"),
+		Fatal:  func(err error) { h.fatal <- err },
+	})
+	if err != nil {
+		return nil, err
+	}
+	defer func() {
+		if err != nil {
+			_ = h.store.Close()
+		}
+	}()
+	if h.id, err = hostID(c.DataDir); err != nil {
+		return nil, err
+	}
+	h.metrics.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}), buildInfo())
+	log.Info("host", "id", h.id, "version", Version, "store", "embedded", "data_dir", c.DataDir, "durability", h.store.Info().Durability)
+	return h, h.wire()
+}
+
+func (h *Host) wire() (err error) {
+	ledger := audit.New(h.config.TrustDomain)
+	if h.plugins, err = h.newPlugins(ledger); err != nil {
+		return err
+	}
+	h.strategy = newStrategies(h.plugins)
+	analyses := newAnalyses(h.plugins)
+
+	plane := service.New(h.store, ledger, h.id)
+	h.planner = service.NewPlanner(plane, h.strategy, h.log.Named("planner"))
+	h.sessions, err = session.New(session.Options{
+		Store: h.store, Plane: plane, PlaneName: "service", Host: h.id,
+		Heartbeat: h.config.Heartbeat, Restart: h.config.RestartGrace,
+		Logger: h.log.Named("session"), Registerer: h.metrics,
+	})
+	if err != nil {
+		return err
+	}
+	h.feeds, err = snapshot.New(snapshot.Options{
+		Store: h.store, Source: plane.Source(), OnRewind: h.rewound.rewind,
+		Logger: h.log.Named("snapshot"), Registerer: h.metrics,
+	})
+	if err != nil {
+		return err
+	}
+	h.rollouts = rollout.New(rollout.Options{
+		Store: h.store, Service: plane, Audit: ledger, Analyzer: analyses, HostID: h.id,
+		Heartbeat: h.config.Heartbeat, Logger: h.log, Registerer: h.metrics,
+	})
+	h.health = health.NewServer()
+	h.health.SetServingStatus("", grpc_health_v1.HealthCheckResponse_NOT_SERVING)
+	h.grpc, err = api.New(api.Options{
+		Dev: h.config.Dev, Health: h.health, Logger: h.log.Named("api"), Registerer: h.metrics,
+		ControlPlane: &api.ControlPlane{
+			Store: h.store, Audit: ledger, Plane: plane, Sessions: h.sessions, Feeds: h.feeds, Rollouts: h.rollouts,
+			Reports:  service.NewReports(plane, h.rollouts, time.Now),
+			Strategy: h.strategy.check, Wall: time.Now, Stopping: h.stopping,
+		},
+		HostAdmin: &api.HostAdmin{
+			HostID: h.id, Version: Version, Store: h.store, Sessions: h.sessions, Plugins: h.plugins.List, Alarms: h.rewound.list,
+		},
+	})
+	return err
+}
+
+// Run serves until ctx ends, then drains and stops within 5 s. It returns nil
+// after a stop that was asked for, and otherwise what went wrong; an error that
+// wraps store.ErrRefused says that the store broke its promise and closed.
+func (h *Host) Run(ctx context.Context) error {
+	defer func() { _ = h.store.Close() }()
+	if err := h.listen(); err != nil {
+		return err
+	}
+	if err := h.plugins.Start(ctx); err != nil {
+		return fmt.Errorf("start the plugins: %w", err)
+	}
+	defer h.plugins.Stop(context.Background())
+	if err := h.sessions.Start(ctx); err != nil {
+		return fmt.Errorf("start the sessions: %w", err)
+	}
+	if err := h.plugins.Ensure(plugins.KindStrategy, service.DefaultStrategy); err != nil {
+		return fmt.Errorf("start the default strategy: %w", err)
+	}
+	defer h.strategy.close()
+
+	work, cancel := context.WithCancel(ctx)
+	defer cancel()
+	failed := make(chan error, 16)
+	var loops sync.WaitGroup
+	loop := func(name string, run func(context.Context) error) {
+		loops.Go(func() {
+			if err := run(work); err != nil && work.Err() == nil {
+				failed <- fmt.Errorf("%s: %w", name, err)
+			}
+		})
+	}
+	loop("sessions", h.sessions.Run)
+	loop("rollouts", h.rollouts.Run)
+	loop("planner", h.planner.Run)
+	loop("fences", h.sweepFences)
+	go func() { failed <- h.grpc.Serve(h.grpcListener) }()
+	go func() { failed <- h.http.Serve(h.httpListener) }()
+	if err := h.announce(); err != nil {
+		return err
+	}
+	h.health.SetServingStatus("", grpc_health_v1.HealthCheckResponse_SERVING)
+	h.log.Info("serving", "grpc", h.grpcListener.Addr().String(), "http", h.httpListener.Addr().String())
+
+	var err error
+	select {
+	case <-ctx.Done():
+		h.log.Info("stopping")
+	case err = <-failed:
+		h.log.Error("stopping: a part failed", "error", err)
+	case cause := <-h.fatal:
+		err = fmt.Errorf("%w: the store closed itself: %w", store.ErrRefused, cause)
+		h.log.Error("stopping: the store closed itself", "error", cause)
+	}
+	h.stop(cancel, &loops)
+	return err
+}
+
+// stop tells every stream to move, gives calls under way a moment, and ends the
+// loops. Plugins and the store end after it, in Run's defers.
+func (h *Host) stop(cancel context.CancelFunc, loops *sync.WaitGroup) {
+	h.health.Shutdown()
+	close(h.stopping)
+	h.sessions.Drain()
+	h.feeds.Close()
+	drained := make(chan struct{})
+	go func() { h.grpc.GracefulStop(); close(drained) }()
+	select {
+	case <-drained:
+	case <-time.After(drainTime):
+		h.grpc.Stop()
+		<-drained
+	}
+	_ = h.http.Close()
+	cancel()
+	loops.Wait()
+	_ = os.Remove(filepath.Join(h.config.DataDir, "host.json"))
+	h.log.Info("stopped")
+}
+
+func (h *Host) listen() (err error) {
+	if h.grpcListener, err = net.Listen("tcp", h.config.GRPCListen); err != nil {
+		return fmt.Errorf("grpc.listen: %w; choose another address with --grpc-listen", err)
+	}
+	if h.httpListener, err = net.Listen("tcp", h.config.HTTPListen); err != nil {
+		_ = h.grpcListener.Close()
+		return fmt.Errorf("http.listen: %w; choose another address with --http-listen", err)
+	}
+	h.http = h.newHTTP()
+	return nil
+}
+
+// announce writes where this host listens beside its data, for tools on this
+// machine that let it choose the ports.
+func (h *Host) announce() error {
+	text, err := json.Marshal(map[string]any{
+		"grpc": h.grpcListener.Addr().String(), "http": h.httpListener.Addr().String(), "pid": os.Getpid(),
+	})
+	if err != nil {
+		return err
+	}
+	return writeFile(filepath.Join(h.config.DataDir, "host.json"), append(text, '\n'))
+}
+
+func (h *Host) sweepFences(ctx context.Context) error {
+	tick := time.NewTicker(time.Minute)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-tick.C:
+			if _, err := session.SweepFences(ctx, h.store); err != nil && ctx.Err() == nil {
+				h.log.Warn("cannot sweep the fences of reports", "error", err)
+			}
+		}
+	}
+}
+
+// hostID names this host in audit entries and leases. It stays with the data
+// directory.
+func hostID(dataDir string) (string, error) {
+	name := filepath.Join(dataDir, "host.id")
+	text, err := os.ReadFile(name)
+	if err == nil {
+		id := strings.TrimSpace(string(text))
+		if _, err := hex.DecodeString(id); err != nil || len(id) != 16 {
+			return "", fmt.Errorf("%w: %s does not hold a host id of 16 hex digits; remove it to have a new one made", store.ErrRefused, name)
+		}
+		return id, nil
+	}
+	if !errors.Is(err, fs.ErrNotExist) {
+		return "", err
+	}
+	var b [8]byte
+	if _, err := rand.Read(b[:]); err != nil {
+		return "", err
+	}
+	id := hex.EncodeToString(b[:])
+	return id, writeFile(name, []byte(id+"\n"))
+}
+
+// writeFile replaces a file of the host's own as one step.
+func writeFile(name string, data []byte) error {
+	tmp, err := os.CreateTemp(filepath.Dir(name), "."+filepath.Base(name)+".*") // 0600
+	if err != nil {
+		return err
+	}
+	defer func() { _ = os.Remove(tmp.Name()) }()
+	if _, err := tmp.Write(data); err != nil {
+		_ = tmp.Close()
+		return err
+	}
+	if err := tmp.Close(); err != nil {
+		return err
+	}
+	return os.Rename(tmp.Name(), name)
+}

@@ -1,0 +1,153 @@
+package host
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+	"time"
+
+	donav1 "github.com/dodona-project/dodona/proto/dona/v1"
+	pluginv1 "github.com/dodona-project/dodona/proto/plugin/v1"
+	"google.golang.org/protobuf/types/known/structpb"
+
+	"github.com/dodona-project/dodona/builtin"
+	"github.com/dodona-project/dodona/host/audit"
+	"github.com/dodona-project/dodona/host/limits"
+	"github.com/dodona-project/dodona/host/refusal"
+	"github.com/dodona-project/dodona/host/rollout"
+	"github.com/dodona-project/dodona/host/service"
+	"github.com/dodona-project/dodona/host/store"
+	"github.com/dodona-project/dodona/plugins"
+	"github.com/dodona-project/dodona/plugins/analysis"
+	"github.com/dodona-project/dodona/plugins/strategy"
+)
+
+// newPlugins makes the plugin host from the configuration. What happens to
+// plugins goes into the host's own audit chain.
+func (h *Host) newPlugins(ledger *audit.Log) (*plugins.Host, error) {
+	o := plugins.Options{
+		Logger: h.log.Named("plugins"), HostVersion: Version, Builtins: builtin.All(), Registerer: h.metrics,
+		Backoff: plugins.Backoff{Min: h.config.PluginBackoff.Min, Max: h.config.PluginBackoff.Max},
+		Plugins: map[plugins.ID]plugins.PluginConfig{},
+		OnEvent: func(e plugins.Event) { h.record(ledger, e) },
+	}
+	for id, p := range h.config.Plugins {
+		kind, name, _ := strings.Cut(id, "/")
+		o.Plugins[plugins.ID{Kind: plugins.Kind(kind), Name: name}] = plugins.PluginConfig{
+			Required: p.Required, Env: p.Env, Deadline: p.Deadline, MaxConcurrency: p.MaxConcurrency,
+		}
+	}
+	return plugins.New(o)
+}
+
+func (h *Host) record(ledger *audit.Log, e plugins.Event) {
+	entry := audit.Entry{Kind: string(e.Kind), Actor: "host:" + h.id, Detail: map[string]string{
+		"plugin_kind": string(e.Plugin.Kind), "name": e.Plugin.Name, "version": e.Version, "digest": e.Digest,
+		"generation": strconv.FormatUint(e.Generation, 10), "reason": e.Reason, "exit": e.Exit, "stderr_sha256": e.StderrSHA256,
+	}}
+	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Second)
+	defer cancel()
+	err := h.store.Update(ctx, store.Hard, func(tx store.Tx) error { return ledger.Append(tx, audit.HostChain, entry) })
+	if err != nil && !errors.Is(err, store.ErrClosed) {
+		h.log.Error("cannot write the audit entry of a plugin's event", "event", string(e.Kind), "plugin", e.Plugin.String(), "error", err)
+	}
+}
+
+// strategies is the planner's way to strategy plugins.
+type strategies struct {
+	facade  *strategy.Facade
+	host    *plugins.Host
+	changed <-chan struct{}
+	cancel  func()
+}
+
+var _ service.Compiler = (*strategies)(nil)
+
+func newStrategies(p *plugins.Host) *strategies {
+	s := &strategies{facade: strategy.New(p), host: p}
+	s.changed, s.cancel = p.Watch()
+	return s
+}
+
+func (s *strategies) close()                   { s.cancel() }
+func (s *strategies) Changed() <-chan struct{} { return s.changed }
+
+func (s *strategies) Compile(ctx context.Context, name string, config *structpb.Struct, req *pluginv1.CompileRequest) (*donav1.Plan, time.Duration, error) {
+	// Started at its first use; until it is ready the last good plan serves.
+	if err := s.host.Ensure(plugins.KindStrategy, name); err != nil {
+		return nil, 0, err
+	}
+	result, err := s.facade.CompileWith(ctx, name, config, req)
+	return result.Plan, result.RefreshAfter, err
+}
+
+// check judges the strategy that a policy names, and its config.
+func (s *strategies) check(ctx context.Context, name string, config *structpb.Struct) error {
+	err := s.facade.Validate(ctx, name, config)
+	var bad *plugins.ConfigError
+	switch {
+	case err == nil:
+		return nil
+	case errors.Is(err, plugins.ErrUnknown):
+		return refusal.Field("strategy", "is %s: there is no such strategy plugin; dona plugin list shows those there are", limits.Quote(name))
+	case errors.As(err, &bad):
+		return refusal.Field("strategy_config"+bad.Violations[0].Path, "is refused by %s: %s", name, bad.Violations[0].Message)
+	}
+	return &refusal.Error{Kind: refusal.Unavailable, Reason: "plugin", Cause: err,
+		Text: fmt.Sprintf("strategy plugin %s is away and was never seen, so its config cannot be checked; try again", name)}
+}
+
+// analyses is the rollouts' way to analysis plugins.
+type analyses struct {
+	facade *analysis.Facade
+	host   *plugins.Host
+}
+
+var _ rollout.Analyzer = (*analyses)(nil)
+
+func newAnalyses(p *plugins.Host) *analyses { return &analyses{facade: analysis.New(p), host: p} }
+
+// Validate checks a query's config. No plugin says yet that it gives verdicts of
+// its own, so a query needs a bound.
+func (a *analyses) Validate(ctx context.Context, provider string, config *structpb.Struct) (ownVerdict bool, err error) {
+	err = a.facade.Validate(ctx, provider, config)
+	var bad *plugins.ConfigError
+	switch {
+	case err == nil:
+		return false, nil
+	case errors.Is(err, plugins.ErrUnknown):
+		return false, rollout.ErrUnknownProvider
+	case errors.As(err, &bad):
+		refused := &rollout.ConfigError{}
+		for _, v := range bad.Violations {
+			refused.Violations = append(refused.Violations, rollout.Violation{Path: v.Path, Message: v.Message})
+		}
+		return false, refused
+	}
+	return false, fmt.Errorf("%w: %w", rollout.ErrProviderAway, err)
+}
+
+func (a *analyses) Evaluate(ctx context.Context, provider string, req *pluginv1.EvaluateRequest) (rollout.Measurement, error) {
+	if err := a.host.Ensure(plugins.KindAnalysis, provider); err != nil {
+		return rollout.Measurement{}, err
+	}
+	m, err := a.facade.Evaluate(ctx, provider, req)
+	if err != nil {
+		if errors.Is(err, plugins.ErrAway) {
+			err = fmt.Errorf("%w: %w", rollout.ErrProviderAway, err)
+		}
+		return rollout.Measurement{}, err
+	}
+	return rollout.Measurement{
+		Verdict: verdicts[m.Verdict], Value: m.Value, HasValue: m.HasValue, Detail: m.Detail, Evidence: m.Evidence,
+		State: m.State, RetryAfter: m.RetryAfter, Plugin: m.Plugin, Version: m.Version, Digest: m.Digest,
+	}, nil
+}
+
+var verdicts = map[donav1.Verdict]rollout.Verdict{
+	donav1.Verdict_VERDICT_PASS:    rollout.Pass,
+	donav1.Verdict_VERDICT_BREACH:  rollout.Breach,
+	donav1.Verdict_VERDICT_MISSING: rollout.Missing,
+}
