@@ -70,7 +70,7 @@ func (a *app) style() render.Style { return render.Style{Color: a.screen.Color()
 func (a *app) root() *cobra.Command {
 	root := group("dona", "Operate a Dodona host: canary rollouts, flags, policy, status",
 		a.statusCommand(), a.servicesCommand(), a.rolloutCommand(), a.flagCommand(), a.policyCommand(),
-		a.pluginCommand(), a.bucketCommand(), a.explainCommand(), a.versionCommand())
+		a.pluginCommand(), a.bucketCommand(), a.explainCommand(), a.demoCommand(), a.demoServiceCommand(), a.versionCommand())
 	root.Long = `Operate a Dodona host: canary rollouts, flags, policy, status.
 
 Exit codes: 0 ok, 1 the operation failed, 2 the command line is wrong,

@@ -86,6 +86,18 @@ func (s *Screen) Line(line string) error {
 	return err
 }
 
+// Above writes a line above the block that is on the screen. On a live screen
+// the block is taken away: the next Draw shows it again, below the line.
+func (s *Screen) Above(line string) error {
+	var out []byte
+	if s.live && s.drawn > 0 {
+		out = append(appendUp(out, s.drawn), "\x1b[J"...)
+	}
+	s.drawn = 0
+	_, err := s.w.Write(append(append(out, line...), '\n'))
+	return err
+}
+
 func appendUp(out []byte, n int) []byte {
 	out = append(out, "\x1b["...)
 	out = appendInt(out, n)

@@ -1,0 +1,89 @@
+package cli
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"runtime"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/dodona-project/dodona/cmd/dona/internal/demo"
+)
+
+func (a *app) demoCommand() *cobra.Command {
+	var host string
+	cmd := &cobra.Command{
+		Use:   "demo",
+		Short: "Show canaries, faults and recovery with real processes, in under a minute",
+		Long: `Show the main job with real processes on this machine: a good canary is
+promoted although its analysis plugin is killed on the way, the host is killed
+and comes back while requests go on, and a bad canary is rolled back. Everything
+is checked; exit 1 and the reasons when something did not happen. It needs no
+configuration, uses free ports on 127.0.0.1 and leaves nothing behind.`,
+		Args: positional(),
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if a.json {
+				return usage("dona demo tells a story: it has no --json")
+			}
+			self, err := os.Executable()
+			if err != nil {
+				return failed("DEMO", "demo: this program's own file is unknown: %v", err)
+			}
+			if host == "" {
+				host = filepath.Join(filepath.Dir(self), "dona-host")
+				if runtime.GOOS == "windows" {
+					host += ".exe"
+				}
+			}
+			if info, err := os.Stat(host); err != nil || info.IsDir() {
+				return configuration("demo: no host program at %s; build it with \"make\", or name it with --dona-host", host)
+			}
+			a.wrote = true
+			err = demo.Run(cmd.Context(), demo.Options{Host: host, Self: self, Screen: a.screen, Environ: os.Environ()})
+			if err == nil || cmd.Context().Err() != nil {
+				return err
+			}
+			if errors.Is(err, demo.ErrUnfulfilled) {
+				return failed("DEMO", "%v", err)
+			}
+			return failed("DEMO", "demo: %v", err)
+		},
+	}
+	cmd.Flags().StringVar(&host, "dona-host", "", "the host program (default: dona-host beside this one)")
+	return cmd
+}
+
+// demoServiceCommand is what the demo starts as its service's processes.
+func (a *app) demoServiceCommand() *cobra.Command {
+	v := demo.Variant{Endpoints: 2, Latency: 5 * time.Millisecond}
+	cmd := &cobra.Command{
+		Use:    "demo-service",
+		Short:  "Serve one variant of the demo's service until stdin ends",
+		Hidden: true,
+		Args:   positional(),
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			target, err := a.hostAddress()
+			if err != nil {
+				return err
+			}
+			if v.Endpoints < 1 || v.Endpoints > 26 || v.ErrorPercent < 0 || v.ErrorPercent > 100 {
+				return usage("demo-service: allowed are 1 to 26 endpoints and 0 to 100 percent errors")
+			}
+			v.Target = target
+			if err := demo.Serve(cmd.Context(), v, a.stdin); err != nil {
+				return failed("DEMO", "%v", err)
+			}
+			return nil
+		},
+	}
+	fl := cmd.Flags()
+	fl.StringVar(&v.Service, "service", "checkout", "the service")
+	fl.StringVar(&v.Name, "variant", "v1", "the variant")
+	fl.IntVar(&v.Endpoints, "endpoints", v.Endpoints, "how many endpoints")
+	fl.StringVar(&v.Region, "region", "", "their region")
+	fl.DurationVar(&v.Latency, "latency", v.Latency, "how long an answer takes, about")
+	fl.IntVar(&v.ErrorPercent, "error-percent", 0, "share of the answers that are 500")
+	return cmd
+}

@@ -1,0 +1,166 @@
+package demo
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+
+	"github.com/dodona-project/dodona/cmd/dona/internal/render"
+	donav1 "github.com/dodona-project/dodona/proto/dona/v1"
+)
+
+// claim is a sentence of the summary and whether it is true.
+type claim struct {
+	ok   bool
+	text string
+}
+
+// claims judges what was observed. Acts that were not reached have no claim; why
+// they were not is the error of the play.
+func (s *stage) claims() []claim {
+	var out []claim
+	f := &s.facts
+	if f.good != "" && f.killed != 0 {
+		seen := s.seen.of(f.good)
+		out = append(out, promoted(seen), held(seen, f))
+	}
+	if f.after != nil {
+		out = append(out, survived(f))
+	}
+	if f.bad != "" {
+		reply, _ := s.seen.newest()
+		out = append(out, rolledBack(s.seen.of(f.bad), reply, f))
+	}
+	if s.traffic != nil {
+		out = append(out, s.requests()...)
+	}
+	return out
+}
+
+// promoted wants v2 to have been seen at every step, then PROMOTED with all the
+// traffic.
+func promoted(seen []sighting) claim {
+	var at []string
+	ok := true
+	for i, percent := range steps {
+		found := slices.ContainsFunc(seen, func(s sighting) bool {
+			return s.step == uint32(i) && s.percent == percent && s.canary == percent && !render.Ended(s.state)
+		})
+		ok = ok && found
+		at = append(at, fmt.Sprintf("%d %%", percent))
+	}
+	last := lastOf(seen)
+	ok = ok && last.state == donav1.RolloutStatus_STATE_PROMOTED && last.canary == 100
+	if !ok {
+		return claim{false, fmt.Sprintf("the good canary v2 is not PROMOTED through %s: %s", strings.Join(at, ", "), course(seen))}
+	}
+	return claim{true, fmt.Sprintf("the good canary v2 was PROMOTED through %s", strings.Join(at, ", "))}
+}
+
+// held wants HOLDING after the plugin was killed, with the weights as they were,
+// and the same rollout to have gone on with a new process of the plugin.
+func held(seen []sighting, f *facts) claim {
+	for i, s := range seen {
+		if s.state != donav1.RolloutStatus_STATE_HOLDING || s.at.Before(f.killedAt) {
+			continue
+		}
+		rest := seen[i+1:]
+		next := slices.IndexFunc(rest, func(r sighting) bool { return r.state != donav1.RolloutStatus_STATE_HOLDING })
+		switch {
+		case next < 0:
+			return claim{false, "the rollout stayed HOLDING after the analysis plugin was killed"}
+		case s.canary != s.percent || slices.ContainsFunc(rest[:next], func(r sighting) bool { return r.canary != s.canary }):
+			return claim{false, fmt.Sprintf("the weights moved while HOLDING: %s", course(seen))}
+		case f.reborn == 0 || f.reborn == f.killed:
+			return claim{false, fmt.Sprintf("the analysis plugin did not come back: pid %d was killed, now it is %d", f.killed, f.reborn)}
+		}
+		return claim{true, fmt.Sprintf("HOLDING at %d %% for %s while the analysis plugin was dead (kill -9 %d); went on by itself with pid %d",
+			s.percent, rest[next].at.Sub(s.at).Round(100*time.Millisecond), f.killed, f.reborn)}
+	}
+	return claim{false, "no HOLDING was seen after the analysis plugin was killed: " + course(seen)}
+}
+
+// survived wants requests to have been answered without a host, and what the
+// host keeps to be the same after it came back.
+func survived(f *facts) claim {
+	before, after := f.before.GetConfig(), f.after.GetConfig()
+	weights := slices.EqualFunc(before.GetWeights(), after.GetWeights(), func(a, b *donav1.VariantWeight) bool { return proto.Equal(a, b) })
+	switch {
+	case f.alone == 0:
+		return claim{false, "no request was answered while the host was dead"}
+	case !weights:
+		return claim{false, fmt.Sprintf("the weights changed over the host's restart: %v, then %v", before.GetWeights(), after.GetWeights())}
+	case after.GetVersion() < before.GetVersion():
+		return claim{false, fmt.Sprintf("the version fell over the host's restart: %d, then %d", before.GetVersion(), after.GetVersion())}
+	case f.after.GetRollout().GetId() != f.before.GetRollout().GetId() || f.after.GetRollout().GetState() != f.before.GetRollout().GetState():
+		return claim{false, "the host forgot the rollout when it was killed"}
+	}
+	return claim{true, fmt.Sprintf("the host was dead (kill -9) for %s: %d requests were answered in the first %s of it, and nothing it kept was lost",
+		f.backAfter.Round(100*time.Millisecond), f.alone, f.aloneFor.Round(100*time.Millisecond))}
+}
+
+// rolledBack wants ROLLED_BACK, the quarantine, no weight, and no request to v3
+// since the client applied it.
+func rolledBack(seen []sighting, reply *donav1.StatusReply, f *facts) claim {
+	last := lastOf(seen)
+	v3 := f.end.variants["v3"]
+	switch {
+	case last.state != donav1.RolloutStatus_STATE_ROLLED_BACK:
+		return claim{false, "the bad canary v3 is not ROLLED_BACK: " + course(seen)}
+	case last.canary != 0:
+		return claim{false, fmt.Sprintf("the bad canary v3 still has %d %% after it was ROLLED_BACK", last.canary)}
+	case !slices.Contains(reply.GetConfig().GetQuarantinedVariants(), "v3"):
+		return claim{false, "the bad canary v3 is ROLLED_BACK and not quarantined"}
+	case f.ended && (f.afterRolledBack == 0 || v3.last.After(f.rolledBack)):
+		return claim{false, fmt.Sprintf("requests since the rollback: %d, and the last to v3 %s after it", f.afterRolledBack, v3.last.Sub(f.rolledBack))}
+	}
+	return claim{true, fmt.Sprintf("the bad canary v3 was ROLLED_BACK at %d %% after %d requests (%d of them answered 5xx) and quarantined; %d requests since, none to v3",
+		steps[last.step], v3.requests, v3.errors, f.afterRolledBack)}
+}
+
+// requests counts what the client saw.
+func (s *stage) requests() []claim {
+	t := s.traffic.totals()
+	bad := 0
+	for name, v := range t.variants {
+		if name != "v3" {
+			bad += v.errors
+		}
+	}
+	var served []string
+	for _, name := range []string{"v1", "v2", "v3"} {
+		served = append(served, fmt.Sprintf("%s %d", name, t.variants[name].requests))
+	}
+	text := fmt.Sprintf("failed requests: %d of %d (%s; the bad variant's %d 5xx answers are not among them)",
+		t.failed, t.requests, strings.Join(served, ", "), t.variants["v3"].errors)
+	if t.failed > 0 {
+		text += ": " + strings.Join(t.failures, "; ")
+	}
+	out := []claim{{t.failed == 0 && t.requests > 0, text}}
+	if bad > 0 {
+		out = append(out, claim{false, fmt.Sprintf("the good variants answered %d requests with 5xx", bad)})
+	}
+	return out
+}
+
+func lastOf(seen []sighting) sighting {
+	if len(seen) == 0 {
+		return sighting{}
+	}
+	return seen[len(seen)-1]
+}
+
+// course is what was seen of a rollout, for a reason.
+func course(seen []sighting) string {
+	var parts []string
+	for _, s := range seen {
+		parts = append(parts, fmt.Sprintf("%s at %d %%", render.State(s.state), s.percent))
+	}
+	if len(parts) == 0 {
+		return "nothing was seen of it"
+	}
+	return "seen were " + strings.Join(slices.Compact(parts), ", ")
+}
