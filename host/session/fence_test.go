@@ -14,10 +14,11 @@ import (
 	"github.com/dodona-project/dodona/host/refusal"
 	"github.com/dodona-project/dodona/host/session"
 	"github.com/dodona-project/dodona/host/store"
+	"github.com/dodona-project/dodona/host/store/embedded"
 )
 
 // report plays one ReportStats on the fence.
-func report(st *memStore, reporter string, sequence uint64, content string, dropped uint32) (res session.FenceResult, err error) {
+func report(st store.Store, reporter string, sequence uint64, content string, dropped uint32) (res session.FenceResult, err error) {
 	err = st.Update(context.Background(), store.Soft, func(tx store.Tx) (err error) {
 		if res, err = session.Fence(tx, reporter, sequence, sha256.Sum256([]byte(content))); err != nil || res.Kind != session.Accepted {
 			return err
@@ -28,7 +29,7 @@ func report(st *memStore, reporter string, sequence uint64, content string, drop
 }
 
 func TestFence(t *testing.T) {
-	st := newMemStore()
+	st := openStore(t)
 	for i, step := range []struct {
 		sequence uint64
 		content  string
@@ -62,7 +63,7 @@ func TestFence(t *testing.T) {
 
 func TestFenceIsKeptAnHour(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		st := newMemStore()
+		st := openStore(t)
 		for i := range 2100 {
 			if _, err := report(st, fmt.Sprintf("r%d", i), 9, "a", 0); err != nil {
 				t.Fatal(err)
@@ -97,7 +98,7 @@ func TestRegistrySweepsFences(t *testing.T) {
 		}
 		time.Sleep(session.FenceKept + 2*time.Minute)
 		synctest.Wait()
-		if err := r.store.View(t.Context(), func(tx store.ReadTx) error {
+		if err := r.store.View(r.Context(), func(tx store.ReadTx) error {
 			if version, err := store.Load(tx, "fence/r", &statev1.Fence{}); err != nil || version != 0 {
 				t.Errorf("the fence is still there: %d, %v", version, err)
 			}
@@ -112,7 +113,8 @@ func TestRegistrySweepsFences(t *testing.T) {
 // sequence is counted at most once, and sequences only rise.
 func TestFenceProperties(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		st := newMemStore()
+		st := embedded.OpenMemory(embedded.Options{})
+		defer st.Close()
 		type last struct {
 			sequence uint64
 			content  string

@@ -73,7 +73,7 @@ func TestFewMayGoTogether(t *testing.T) {
 // One scope's trouble is not another's.
 func TestFreezeIsPerScope(t *testing.T) {
 	bubble(t, func(r *rig) {
-		other, err := r.reg.Register(t.Context(), session.Registration{Scope: "basket", ID: "b", Payload: &statev1.Lease{}})
+		other, err := r.reg.Register(r.Context(), session.Registration{Scope: "basket", ID: "b", Payload: &statev1.Lease{}})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -152,7 +152,7 @@ func TestRestartGrace(t *testing.T) {
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				st := newMemStore()
+				st := openStore(t)
 				before := newRig(t, st)
 				before.registerMany(20)
 				before.stop() // as by kill -9: nothing was given up
@@ -190,7 +190,7 @@ func TestRestartGrace(t *testing.T) {
 // Streams that break while the host waits for the others do not shrink the set.
 func TestBrokenStreamInRestartGrace(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		st := newMemStore()
+		st := openStore(t)
 		before := newRig(t, st)
 		before.registerMany(20)
 		before.stop()
@@ -212,7 +212,7 @@ func TestNoEndlessFreeze(t *testing.T) {
 		r.registerMany(50)
 		frozen := 0
 		for deadline := time.Now().Add(20 * ttl); time.Now().Before(deadline); time.Sleep(beat / 4) {
-			if alarms, err := r.reg.Alarms(t.Context()); err != nil {
+			if alarms, err := r.reg.Alarms(r.Context()); err != nil {
 				t.Fatal(err)
 			} else if len(alarms) > 0 {
 				frozen++
@@ -234,7 +234,7 @@ func TestNoEndlessFreeze(t *testing.T) {
 func TestManyLeasesEnd(t *testing.T) {
 	bubble(t, func(r *rig) {
 		for i := range 2500 {
-			if _, err := r.reg.Register(t.Context(), session.Registration{
+			if _, err := r.reg.Register(r.Context(), session.Registration{
 				Scope: "checkout", ID: "x" + time.Duration(i).String(), Payload: &statev1.Lease{},
 			}); err != nil {
 				t.Fatal(err)

@@ -17,6 +17,7 @@ import (
 	"github.com/dodona-project/dodona/host/refusal"
 	"github.com/dodona-project/dodona/host/session"
 	"github.com/dodona-project/dodona/host/store"
+	"github.com/dodona-project/dodona/host/store/embedded"
 )
 
 const (
@@ -61,13 +62,13 @@ func (p *endpoints) Ended(tx store.Tx, l *statev1.Lease, reason session.Reason) 
 // rig is one host on a store, with its sweep running.
 type rig struct {
 	*testing.T
-	store *memStore
+	store store.Store
 	plane *endpoints
 	reg   *session.Registry
 	stop  func()
 }
 
-func newRig(t *testing.T, st *memStore) *rig {
+func newRig(t *testing.T, st store.Store) *rig {
 	t.Helper()
 	r := &rig{T: t, store: st, plane: &endpoints{}}
 	var err error
@@ -218,11 +219,22 @@ func (r *rig) alarms(want ...string) {
 	}
 }
 
+// openStore opens a store without a disk that closes with the test.
+func openStore(t *testing.T) store.Store {
+	st := embedded.OpenMemory(embedded.Options{})
+	t.Cleanup(func() {
+		if err := st.Close(); err != nil {
+			t.Errorf("close: %v", err)
+		}
+	})
+	return st
+}
+
 // bubble runs fn on one host with a fresh store, in virtual time.
 func bubble(t *testing.T, fn func(r *rig)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
-		r := newRig(t, newMemStore())
+		r := newRig(t, openStore(t))
 		defer func() { r.stop() }()
 		fn(r)
 	})
@@ -247,7 +259,7 @@ func TestLeaseEndsAfterThreeMissedBeats(t *testing.T) {
 		default:
 			t.Error("the stream was not told")
 		}
-		if !refusal.Is(s.Err(), refusal.Aborted) || !refusal.Is(s.Beat(t.Context(), session.Report{}, nil), refusal.Aborted) {
+		if !refusal.Is(s.Err(), refusal.Aborted) || !refusal.Is(s.Beat(r.Context(), session.Report{}, nil), refusal.Aborted) {
 			t.Errorf("a late beat got %v", s.Err())
 		}
 	})
@@ -264,7 +276,7 @@ func TestEndings(t *testing.T) {
 			bubble(t, func(r *rig) {
 				s := r.register("a")
 				r.beat(s, s)
-				beats, err := s.End(t.Context(), tc.reason)
+				beats, err := s.End(r.Context(), tc.reason)
 				if err != nil || beats != 2 {
 					t.Fatalf("end: %d beats, %v", beats, err)
 				}
@@ -297,7 +309,7 @@ func TestNewestGenerationWins(t *testing.T) {
 		if !refusal.Is(old.Err(), refusal.Aborted) {
 			t.Fatalf("the older stream was told %v", old.Err())
 		}
-		if err := old.Beat(t.Context(), session.Report{}, nil); !refusal.Is(err, refusal.Aborted) {
+		if err := old.Beat(r.Context(), session.Report{}, nil); !refusal.Is(err, refusal.Aborted) {
 			t.Fatalf("a beat of the older stream: %v", err)
 		}
 		for _, reason := range []session.Reason{session.Goodbye, session.Broken, session.ByHost} {
@@ -319,10 +331,10 @@ func TestNewestGenerationWins(t *testing.T) {
 func TestTakeoverAcrossHosts(t *testing.T) {
 	bubble(t, func(r *rig) {
 		old := r.register("a")
-		other := newRig(t, r.store)
+		other := newRig(r.T, r.store)
 		defer other.stop()
 		other.register("a")
-		if err := old.Beat(t.Context(), session.Report{}, nil); !refusal.Is(err, refusal.Aborted) {
+		if err := old.Beat(r.Context(), session.Report{}, nil); !refusal.Is(err, refusal.Aborted) {
 			t.Fatalf("a beat of the older stream: %v", err)
 		}
 		if !refusal.Is(old.Err(), refusal.Aborted) {
@@ -343,7 +355,7 @@ func TestSequences(t *testing.T) {
 		}{
 			{1, 1, 1}, {2, 2, 2}, {2, 2, 2}, {1, 2, 2}, {0, 2, 3}, {7, 7, 4}, {3, 7, 4},
 		} {
-			if err := s.Beat(t.Context(), session.Report{Sequence: step.sequence}, &donav1.EndpointHeartbeat{}); err != nil {
+			if err := s.Beat(r.Context(), session.Report{Sequence: step.sequence}, &donav1.EndpointHeartbeat{}); err != nil {
 				t.Fatalf("sequence %d: %v", step.sequence, err)
 			}
 			if l := r.lease("a"); l.GetSequence() != step.newest || l.GetHeartbeats() != step.taken {
@@ -353,7 +365,7 @@ func TestSequences(t *testing.T) {
 		// A replay does not keep a lease alive.
 		for range 8 {
 			time.Sleep(beat / 2)
-			_ = s.Beat(t.Context(), session.Report{Sequence: 7}, nil)
+			_ = s.Beat(r.Context(), session.Report{Sequence: 7}, nil)
 		}
 		synctest.Wait()
 		r.want(0, "with replays alone")
@@ -367,7 +379,7 @@ func TestHeartbeatFlood(t *testing.T) {
 		sent := 0
 		for ; err == nil && sent < 200; sent++ {
 			time.Sleep(10 * time.Millisecond) // 100 a second
-			err = s.Beat(t.Context(), session.Report{}, &donav1.EndpointHeartbeat{})
+			err = s.Beat(r.Context(), session.Report{}, &donav1.EndpointHeartbeat{})
 		}
 		if !refusal.Is(err, refusal.Exhausted) {
 			t.Fatalf("%d beats at 100 a second: %v", sent, err)
@@ -382,7 +394,7 @@ func TestUtilizationIsSmoothed(t *testing.T) {
 	bubble(t, func(r *rig) {
 		s := r.register("a")
 		for _, step := range []struct{ report, average float64 }{{0, 0}, {0.5, 0.5}, {1, 0.65}, {0, 0.65}, {7, 0.755}, {-1, 0.755}} {
-			if err := s.Beat(t.Context(), session.Report{Utilization: step.report, InFlight: 3}, &donav1.EndpointHeartbeat{}); err != nil {
+			if err := s.Beat(r.Context(), session.Report{Utilization: step.report, InFlight: 3}, &donav1.EndpointHeartbeat{}); err != nil {
 				t.Fatal(err)
 			}
 			if got := r.lease("a").GetUtilization(); got < step.average-1e-9 || got > step.average+1e-9 {
@@ -395,7 +407,7 @@ func TestUtilizationIsSmoothed(t *testing.T) {
 func TestRefusedByThePlane(t *testing.T) {
 	bubble(t, func(r *rig) {
 		r.plane.refuse = refusal.New(refusal.Exhausted, "full")
-		_, err := r.reg.Register(t.Context(), session.Registration{Scope: "checkout", ID: "a", Payload: &donav1.EndpointHeartbeat{}})
+		_, err := r.reg.Register(r.Context(), session.Registration{Scope: "checkout", ID: "a", Payload: &donav1.EndpointHeartbeat{}})
 		if err != r.plane.refuse {
 			t.Fatalf("got %v", err)
 		}
@@ -404,7 +416,7 @@ func TestRefusedByThePlane(t *testing.T) {
 		s := r.register("a")
 		before := r.lease("a")
 		r.plane.refuse = errors.New("disk")
-		if err := s.Beat(t.Context(), session.Report{Sequence: 5}, &donav1.EndpointHeartbeat{}); err != r.plane.refuse {
+		if err := s.Beat(r.Context(), session.Report{Sequence: 5}, &donav1.EndpointHeartbeat{}); err != r.plane.refuse {
 			t.Fatalf("got %v", err)
 		}
 		if !proto.Equal(before, r.lease("a")) || s.Err() != nil {
@@ -416,7 +428,7 @@ func TestRefusedByThePlane(t *testing.T) {
 func TestBadNames(t *testing.T) {
 	bubble(t, func(r *rig) {
 		for _, reg := range []session.Registration{{}, {Scope: "a"}, {Scope: "*", ID: "a"}, {Scope: "a/b", ID: "c"}, {Scope: "a", ID: "b/c"}} {
-			if _, err := r.reg.Register(t.Context(), reg); err == nil {
+			if _, err := r.reg.Register(r.Context(), reg); err == nil {
 				t.Errorf("scope %q, id %q was taken", reg.Scope, reg.ID)
 			}
 		}
@@ -433,7 +445,7 @@ func TestDrain(t *testing.T) {
 			}
 			r.end(session.ByHost, s)
 		}
-		if _, err := r.reg.Register(t.Context(), session.Registration{Scope: "checkout", ID: "x"}); !refusal.Is(err, refusal.Unavailable) {
+		if _, err := r.reg.Register(r.Context(), session.Registration{Scope: "checkout", ID: "x"}); !refusal.Is(err, refusal.Unavailable) {
 			t.Errorf("registered while draining: %v", err)
 		}
 		time.Sleep(ttl - time.Millisecond)
@@ -460,7 +472,7 @@ func TestCountsStayRight(t *testing.T) {
 				r.sleep(beat/2, slices.Collect(maps.Values(live))...)
 			}
 			var counts statev1.LeaseScope
-			if err := r.store.View(t.Context(), func(tx store.ReadTx) error {
+			if err := r.store.View(r.Context(), func(tx store.ReadTx) error {
 				_, err := store.Load(tx, "leases/service/checkout", &counts)
 				return err
 			}); err != nil {

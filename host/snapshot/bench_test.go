@@ -37,7 +37,7 @@ func BenchmarkFullSnapshot(b *testing.B) {
 }
 
 func benchFull(b *testing.B, watchers, conns int) {
-	st := newMemStore()
+	st := openStore(b)
 	feeds := newFeeds(b, st, &services{}, nil)
 	defer feeds.Close()
 	_, addr := serve(b, feeds)

@@ -16,7 +16,19 @@ import (
 	"github.com/dodona-project/dodona/host/refusal"
 	"github.com/dodona-project/dodona/host/snapshot"
 	"github.com/dodona-project/dodona/host/store"
+	"github.com/dodona-project/dodona/host/store/embedded"
 )
+
+// openStore opens a store without a disk that closes with the test.
+func openStore(tb testing.TB) store.Store {
+	st := embedded.OpenMemory(embedded.Options{})
+	tb.Cleanup(func() {
+		if err := st.Close(); err != nil {
+			tb.Errorf("close: %v", err)
+		}
+	})
+	return st
+}
 
 func newFeeds(tb testing.TB, st store.Store, src snapshot.Source, with func(*snapshot.Options)) *snapshot.Feeds {
 	tb.Helper()
@@ -82,7 +94,7 @@ func count(tb testing.TB, reg *prometheus.Registry, name, form string) float64 {
 
 func TestFirstFrame(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		st := newMemStore()
+		st := openStore(t)
 		feeds := newFeeds(t, st, &services{}, nil)
 		defer feeds.Close()
 		apply(t, st, "a", change{put: ids(3)})
@@ -121,7 +133,7 @@ func TestFirstFrame(t *testing.T) {
 
 func TestUnknownNameAppears(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		st := newMemStore()
+		st := openStore(t)
 		feeds := newFeeds(t, st, &services{}, nil)
 		defer feeds.Close()
 		sub := subscribe(t, feeds, "a", snapshot.Watcher{})
@@ -142,7 +154,7 @@ func TestUnknownNameAppears(t *testing.T) {
 
 func TestNewestWins(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		st := newMemStore()
+		st := openStore(t)
 		feeds := newFeeds(t, st, &services{}, nil)
 		defer feeds.Close()
 		apply(t, st, "a", change{put: ids(1)})
@@ -167,9 +179,9 @@ func TestNewestWins(t *testing.T) {
 
 func TestRewinds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		st := newMemStore()
+		st, src := openStore(t), &services{}
 		var seen []snapshot.Rewind
-		feeds := newFeeds(t, st, &services{}, func(o *snapshot.Options) {
+		feeds := newFeeds(t, st, src, func(o *snapshot.Options) {
 			o.OnRewind = func(r snapshot.Rewind) { seen = append(seen, r) }
 		})
 		defer feeds.Close()
@@ -215,7 +227,8 @@ func TestRewinds(t *testing.T) {
 		next(t, sub)
 
 		// The store goes back under an open feed: nothing of it is published.
-		st.rewind("svc/a/head", 1)
+		src.head.Store(1)
+		apply(t, st, "a", change{put: ids(1)})
 		nothing(t, sub)
 		if len(seen) == 0 || seen[0].Seen != newest || seen[0].Ours != 1 || seen[0].Client != "" {
 			t.Fatalf("rewinds %v", seen)
@@ -223,24 +236,9 @@ func TestRewinds(t *testing.T) {
 	})
 }
 
-// rewind writes a record's version back, as a store that lost data would have it.
-func (s *memStore) rewind(key string, version uint64) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	rec := s.records[key]
-	rec.Version = version
-	s.records[key] = rec
-	for ch := range s.watchers {
-		select {
-		case ch <- struct{}{}:
-		default:
-		}
-	}
-}
-
 func TestBuildFailureIsRetried(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		st, src := newMemStore(), &services{}
+		st, src := openStore(t), &services{}
 		feeds := newFeeds(t, st, src, nil)
 		defer feeds.Close()
 		src.broken.Store(true)
@@ -263,7 +261,7 @@ func TestBuildFailureIsRetried(t *testing.T) {
 func TestIdleFeedsGo(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		reg := prometheus.NewRegistry()
-		st, src := newMemStore(), &services{}
+		st, src := openStore(t), &services{}
 		feeds := newFeeds(t, st, src, func(o *snapshot.Options) { o.Registerer, o.MaxFeeds = reg, 2 })
 		defer feeds.Close()
 		apply(t, st, "a", change{put: ids(1)})
@@ -296,7 +294,7 @@ func TestIdleFeedsGo(t *testing.T) {
 }
 
 func TestCloseEndsSubscriptions(t *testing.T) {
-	feeds := newFeeds(t, newMemStore(), &services{}, nil)
+	feeds := newFeeds(t, openStore(t), &services{}, nil)
 	sub := subscribe(t, feeds, "a", snapshot.Watcher{})
 	next(t, sub)
 	feeds.Close()
@@ -311,9 +309,9 @@ func TestCloseEndsSubscriptions(t *testing.T) {
 
 // A name whose build hangs delays no other.
 func TestNamesDoNotDelayEachOther(t *testing.T) {
-	st := newMemStore()
+	st := openStore(t)
 	hang := make(chan struct{})
-	feeds := newFeeds(t, unlocked{st}, &hanging{services: &services{}, name: "a", until: hang}, nil)
+	feeds := newFeeds(t, st, &hanging{services: &services{}, name: "a", until: hang}, nil)
 	defer feeds.Close()
 	defer close(hang)
 	a := subscribe(t, feeds, "a", snapshot.Watcher{})
@@ -339,39 +337,9 @@ func (h *hanging) Build(tx store.ReadTx, name string, previous *snapshot.Built) 
 	return h.services.Build(tx, name, previous)
 }
 
-// unlocked views a memStore without holding its lock while fn runs.
-type unlocked struct{ *memStore }
-
-func (u unlocked) View(ctx context.Context, fn func(store.ReadTx) error) error {
-	return fn(lockEach{u.memStore})
-}
-
-type lockEach struct{ s *memStore }
-
-func (l lockEach) read(fn func(store.ReadTx) error) error { return l.s.View(context.Background(), fn) }
-
-func (l lockEach) Revision() (n uint64) {
-	_ = l.read(func(tx store.ReadTx) error { n = tx.Revision(); return nil })
-	return n
-}
-func (l lockEach) Now() time.Time { return time.Now() }
-func (l lockEach) Get(key string) (rec store.Record, err error) {
-	err = l.read(func(tx store.ReadTx) (err error) { rec, err = tx.Get(key); return err })
-	return rec, err
-}
-func (l lockEach) GetMany(keys ...string) (recs []store.Record, err error) {
-	err = l.read(func(tx store.ReadTx) (err error) { recs, err = tx.GetMany(keys...); return err })
-	return recs, err
-}
-func (l lockEach) Scan(index string, from, to uint64, limit int) (es []store.Entry, err error) {
-	err = l.read(func(tx store.ReadTx) (err error) { es, err = tx.Scan(index, from, to, limit); return err })
-	return es, err
-}
-func (l lockEach) ReadLog(string, uint64, int) ([]store.LogEntry, error) { return nil, nil }
-
 func TestUnchangedItemsAreReused(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		st, src := newMemStore(), &services{}
+		st, src := openStore(t), &services{}
 		feeds := newFeeds(t, st, src, nil)
 		defer feeds.Close()
 		apply(t, st, "a", change{put: ids(100)})
@@ -388,7 +356,7 @@ func TestUnchangedItemsAreReused(t *testing.T) {
 
 func TestSummary(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		st := newMemStore()
+		st := openStore(t)
 		feeds := newFeeds(t, st, &services{}, nil)
 		defer feeds.Close()
 		feeds.Applied("a", "c1", 1, "") // nobody watches: nothing to remember
@@ -447,7 +415,7 @@ func TestHistories(t *testing.T) {
 }
 
 func history(t *testing.T, rnd *rand.Rand) {
-	st := newMemStore()
+	st := openStore(t)
 	feeds := newFeeds(t, st, &services{}, nil)
 	defer feeds.Close()
 	// committed[version] is the set that version stands for.

@@ -95,7 +95,7 @@ func watch(tb testing.TB, ctx context.Context, conn *grpc.ClientConn, req *donav
 func TestEncodedOncePerVersion(t *testing.T) {
 	const watchers, versions = 1000, 5
 	reg := prometheus.NewRegistry()
-	st := newMemStore()
+	st := openStore(t)
 	feeds := newFeeds(t, st, &services{}, func(o *snapshot.Options) { o.Registerer = reg })
 	defer feeds.Close()
 	_, addr := serve(t, feeds)
@@ -159,7 +159,7 @@ func TestEncodedOncePerVersion(t *testing.T) {
 // Other messages go through the codec as ever, and an "unchanged" frame and a
 // resume do over the wire.
 func TestCodec(t *testing.T) {
-	st := newMemStore()
+	st := openStore(t)
 	feeds := newFeeds(t, st, &services{}, nil)
 	defer feeds.Close()
 	_, addr := serve(t, feeds)
@@ -202,7 +202,7 @@ func (ready) EncodedMessage() []byte { return abc }
 func TestStoppedReaderIsCut(t *testing.T) {
 	noLeak(t)
 	reg := prometheus.NewRegistry()
-	st := newMemStore()
+	st := openStore(t)
 	feeds := newFeeds(t, st, &services{}, func(o *snapshot.Options) {
 		o.SendTimeout, o.Registerer = 100*time.Millisecond, reg
 	})
@@ -258,7 +258,7 @@ func noLeak(t *testing.T) {
 // The connection of a client that does not read goes away: nothing stays behind.
 func TestNothingStaysAfterTheConnection(t *testing.T) {
 	noLeak(t)
-	st := newMemStore()
+	st := openStore(t)
 	feeds := newFeeds(t, st, &services{}, nil)
 	t.Cleanup(feeds.Close)
 	srv, addr := serve(t, feeds)
@@ -283,7 +283,7 @@ func TestNothingStaysAfterTheConnection(t *testing.T) {
 func TestHeapPerWatcher(t *testing.T) {
 	measure := func(endpoints int) int64 {
 		const watchers = 1000
-		st := newMemStore()
+		st := openStore(t)
 		feeds := newFeeds(t, st, &services{}, nil)
 		defer feeds.Close()
 		apply(t, st, "a", change{put: ids(endpoints)})

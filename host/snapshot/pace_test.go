@@ -16,18 +16,17 @@ import (
 func published(t *testing.T, run func(change func(urgent bool))) string {
 	var out []string
 	synctest.Test(t, func(t *testing.T) {
-		st := newMemStore()
+		st := openStore(t)
 		feeds := newFeeds(t, st, &services{}, nil)
 		defer feeds.Close()
 		apply(t, st, "a", change{put: ids(3)})
 		sub := subscribe(t, feeds, "a", snapshot.Watcher{})
 		defer sub.Close()
-		next(t, sub)
+		seen := next(t, sub).Version
 		time.Sleep(10 * time.Second)
 		start := time.Now()
 		ctx, cancel := context.WithCancel(t.Context())
 		done := make(chan struct{})
-		seen := uint64(1)
 		go func() {
 			defer close(done)
 			for {
