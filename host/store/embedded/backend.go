@@ -43,6 +43,11 @@ type backend struct {
 	closed   error   // all is refused
 	idle     sync.Cond
 
+	// The flush loop's own: how many hard transactions the next flush may hope
+	// for, and how long the last one took.
+	expected int
+	took     time.Duration
+
 	wake    chan struct{}
 	closing chan struct{}
 	stopped chan struct{}
@@ -277,15 +282,13 @@ func (b *backend) flushLoop() {
 	}
 }
 
-// gather lets those run who are about to commit, as long as more keep coming:
-// what one flush acknowledged becomes the next one together.
+// gather lets those run whom the last flush has acknowledged, so that they and
+// those who waited for it become one flush and not two that take turns. It waits
+// at most for a fraction of what a flush takes, because they may not come again.
+// A lone caller is there already, and nothing is waited for.
 func (b *backend) gather() {
-	for range 8 {
-		before := b.waiting()
+	for start := time.Now(); b.waiting() < b.expected && time.Since(start) < b.took/4; {
 		runtime.Gosched()
-		if b.waiting() == before {
-			return
-		}
 	}
 }
 
@@ -318,11 +321,14 @@ func (b *backend) flush() bool {
 	}
 	b.mu.Unlock()
 
+	start := time.Now()
 	heads, err := b.disk.write(target, changed, reserved, now)
+	b.took = time.Since(start)
 
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.inflight = nil
+	b.expected = t.hard + b.next.hard
 	switch {
 	case err == nil:
 		b.reserved = reserved

@@ -154,3 +154,12 @@ func newID() (n id) {
 }
 
 func (n id) hex() string { return hex.EncodeToString(n[:]) }
+
+// Syncs returns how many commits have reached the disk since Open. Each costs
+// two fsyncs.
+func (s *Store) Syncs() uint64 {
+	if s.file == nil {
+		return 0
+	}
+	return s.file.syncs.Load()
+}
