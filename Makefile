@@ -1,0 +1,101 @@
+# Every target sets up what it needs. `make` alone lists them.
+.DEFAULT_GOAL := help
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+
+GO      ?= go
+BIN     := bin
+CACHE   := .cache
+BUF     := $(CACHE)/npm/node_modules/.bin/buf
+BUF_VER := 1.75.0
+TOOL    := $(GO) tool -modfile=.ci/tools/go.mod
+
+# What a race run and a coverage run leave out: generated code.
+PKGS = $$($(GO) list ./... | grep -v '/proto/')
+
+.PHONY: help
+help: ## list the targets
+	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+.PHONY: build
+build: ## build the programs into bin/
+	@mkdir -p $(BIN)
+	$(GO) build -trimpath -o $(BIN)/ ./cmd/...
+
+.PHONY: run
+run: build ## the main job on this machine: a canary rolls out, a bad one rolls back
+	@$(BIN)/dona demo
+
+.PHONY: demo
+demo: run ## the same as run
+
+.PHONY: test
+test: build prometheus ## build and test everything, under 10 minutes on 2 cores
+	$(GO) vet ./...
+	$(GO) test -timeout 9m ./...
+
+.PHONY: race
+race: prometheus ## the tests under the race detector
+	$(GO) test -race -timeout 20m $(PKGS)
+
+.PHONY: faults
+faults: ## faults made on real processes; REPEAT=1 for many seeds
+	$(GO) test -tags faults -count=1 -timeout 30m ./cmd/dona-host/... ./host/store/... ./host/rollout/...
+
+.PHONY: fuzz-short
+fuzz-short: ## each fuzz target for 20 seconds
+	@$(GO) list ./... | while read -r pkg; do \
+	  for f in $$($(GO) test -list '^Fuzz' $$pkg | grep '^Fuzz' || true); do \
+	    echo "$$pkg $$f"; $(GO) test -run '^$$' -fuzz "^$$f\$$" -fuzztime 20s $$pkg; \
+	  done; done
+
+.PHONY: bench
+bench: ## figures beside their peers; JOB=name runs one
+	cd examples/bench && $(GO) run . -job '$(JOB)' -write ../../docs/performance.md
+
+.PHONY: cover
+cover: prometheus ## test coverage, by package
+	@mkdir -p $(CACHE)
+	$(GO) test -timeout 9m -coverprofile=$(CACHE)/cover.out $(PKGS)
+	$(GO) tool cover -func=$(CACHE)/cover.out | tail -1
+
+.PHONY: lint
+lint: ## gofmt, vet and the linters of .golangci.yml
+	@test -z "$$(gofmt -l $$(git ls-files '*.go'))" || { gofmt -l $$(git ls-files '*.go'); echo 'run gofmt -w on these'; exit 1; }
+	$(TOOL) golangci-lint run ./...
+
+.PHONY: cross
+cross: ## build for the other platforms
+	GOOS=linux GOARCH=arm64 $(GO) build ./...
+	GOOS=darwin GOARCH=arm64 $(GO) build ./...
+	GOOS=windows GOARCH=amd64 $(GO) build ./sdk/... ./cmd/dona
+
+.PHONY: proto
+proto: $(BUF) ## generate Go code from the .proto files
+	$(BUF) generate
+
+.PHONY: proto-check
+proto-check: $(BUF) ## generated code is fresh, nothing published breaks
+	$(BUF) generate
+	@git diff --exit-code -- proto || { echo 'generated code was not fresh: commit what make proto makes'; exit 1; }
+	@test -z "$$(git status --porcelain -- proto)" || { git status --short -- proto; echo 'make proto makes files that are not committed'; exit 1; }
+	$(BUF) breaking --against proto/baseline.binpb
+
+.PHONY: proto-baseline
+proto-baseline: $(BUF) ## at a release: what the next one must not break
+	$(BUF) build -o proto/baseline.binpb
+
+$(BUF):
+	@command -v npm >/dev/null || { echo 'npm is needed for buf, the protobuf compiler: install Node.js'; exit 1; }
+	npm install --no-fund --no-audit --loglevel=error --prefix $(CACHE)/npm @bufbuild/buf@$(BUF_VER)
+
+.PHONY: prometheus
+prometheus:
+	@command -v prometheus >/dev/null || { \
+	  command -v apt-get >/dev/null && [ "$$(id -u)" = 0 ] && \
+	  { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends prometheus; } >$${TMPDIR:-/tmp}/dona-apt.log 2>&1; } || \
+	  { echo 'the tests need a Prometheus server: install the package prometheus so that it is on the PATH'; exit 1; }
+
+.PHONY: clean
+clean: ## remove what the targets made
+	rm -rf $(BIN) $(CACHE) .dona
