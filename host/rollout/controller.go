@@ -14,6 +14,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/dodona-project/dodona/host/audit"
+	"github.com/dodona-project/dodona/host/internal/crash"
 	"github.com/dodona-project/dodona/host/store"
 )
 
@@ -117,6 +118,10 @@ func (c *Controller) Run(ctx context.Context) error {
 	}
 }
 
+// Tick looks at every live rollout once, as Run does at each tick. Evaluations
+// that it begins go on when it returns, until they have an answer or ctx ends.
+func (c *Controller) Tick(ctx context.Context) { c.round(ctx, everything) }
+
 // again makes Run look now instead of at its next tick.
 func (c *Controller) again() {
 	select {
@@ -184,7 +189,12 @@ func (c *Controller) tick(ctx context.Context, service string, only scope) (*sta
 	if !errors.Is(err, errTransition) {
 		return r, err
 	}
-	return c.tryTick(ctx, service, only, store.Hard)
+	crash.Point("rollout.before-step")
+	r, err = c.tryTick(ctx, service, only, store.Hard)
+	if err == nil {
+		crash.Point("rollout.after-step")
+	}
+	return r, err
 }
 
 func (c *Controller) tryTick(ctx context.Context, service string, only scope, durability store.Durability) (*statev1.Rollout, error) {
@@ -291,6 +301,7 @@ func (c *Controller) commit(tx store.Tx, service string, s *scene, d Decision, a
 	if err := store.Save(tx, recordKey(service), next); err != nil {
 		return nil, err
 	}
+	crash.Point("rollout.inside-step") // weights written, audit not: neither may be left
 	if !d.Next.Phase.Live() {
 		if err := tx.IndexDelete(liveIndex, service); err != nil {
 			return nil, err
