@@ -20,6 +20,9 @@ const (
 	keepaliveEvery = 30 * time.Second
 	keepaliveWait  = 10 * time.Second
 	connectTimeout = 5 * time.Second
+
+	// reconnectTimeout bounds the wait for a host that failed before.
+	reconnectTimeout = time.Second
 )
 
 // shared holds the plaintext connections of this process by address: streams on
@@ -92,26 +95,30 @@ func newConn(address string, o *options) (*grpc.ClientConn, error) {
 // api returns the host's control plane once it is connected: a host that cannot be
 // reached is found here, fast, and not by a call that waits.
 func (h *host) api(ctx context.Context) (donav1.ControlPlaneClient, error) {
-	ctx, cancel := context.WithTimeout(ctx, connectTimeout)
+	wait := connectTimeout
+	state := h.conn.GetState()
+	if state == connectivity.TransientFailure {
+		// From here gRPC shows no new attempt, only its success. What takes longer
+		// goes on in the background and serves the next try.
+		wait = reconnectTimeout
+		h.conn.ResetConnectBackoff()
+	}
+	ctx, cancel := context.WithTimeout(ctx, wait)
 	defer cancel()
-	h.conn.ResetConnectBackoff()
-	for tried := false; ; {
-		s := h.conn.GetState()
-		switch s {
+	for failed := state == connectivity.TransientFailure; ; state = h.conn.GetState() {
+		switch state {
 		case connectivity.Ready:
 			return donav1.NewControlPlaneClient(h.conn), nil
 		case connectivity.Idle:
 			h.conn.Connect()
-		case connectivity.Connecting:
-			tried = true
 		case connectivity.TransientFailure:
-			if tried {
+			if !failed {
 				return nil, fmt.Errorf("host %s cannot be reached", h.address)
 			}
 		case connectivity.Shutdown:
 			return nil, ErrClosed
 		}
-		if !h.conn.WaitForStateChange(ctx, s) {
+		if !h.conn.WaitForStateChange(ctx, state) {
 			return nil, fmt.Errorf("host %s cannot be reached: %w", h.address, ctx.Err())
 		}
 	}

@@ -63,7 +63,8 @@ func TestNoDataBeforeAHostAnswers(t *testing.T) {
 func TestDecisionsGoOnStaleAndRecover(t *testing.T) {
 	h := startHost(t)
 	h.publish(checkout(7))
-	svc := dial(t, h.address).Service("checkout")
+	c := dial(t, h.address)
+	svc := c.Service("checkout")
 	ready(t, svc)
 	h.stop()
 	until(t, "the snapshot is stale", func() bool { return svc.Status().Stale })
@@ -89,6 +90,9 @@ func TestDecisionsGoOnStaleAndRecover(t *testing.T) {
 		t.Errorf("after: %+v, %v", after.Decision, err)
 	}
 	after.Cancel()
+	if err := c.Close(); err != nil {
+		t.Errorf("Close: %v", err)
+	}
 }
 
 func TestLowerVersionIsRefused(t *testing.T) {
