@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"slices"
 	"strings"
-	"time"
 
 	"google.golang.org/protobuf/proto"
 
@@ -43,21 +42,19 @@ func (s *stage) claims() []claim {
 // promoted wants v2 to have been seen at every step, then PROMOTED with all the
 // traffic.
 func promoted(seen []sighting) claim {
-	var at []string
 	ok := true
 	for i, percent := range steps {
 		found := slices.ContainsFunc(seen, func(s sighting) bool {
 			return s.step == uint32(i) && s.percent == percent && s.canary == percent && !render.Ended(s.state)
 		})
 		ok = ok && found
-		at = append(at, fmt.Sprintf("%d %%", percent))
 	}
 	last := lastOf(seen)
 	ok = ok && last.state == donav1.RolloutStatus_STATE_PROMOTED && last.canary == 100
 	if !ok {
-		return claim{false, fmt.Sprintf("the good canary v2 is not PROMOTED through %s: %s", strings.Join(at, ", "), course(seen))}
+		return claim{false, fmt.Sprintf("the good canary v2 is not PROMOTED through %s: %s", percents(), course(seen))}
 	}
-	return claim{true, fmt.Sprintf("the good canary v2 was PROMOTED through %s", strings.Join(at, ", "))}
+	return claim{true, fmt.Sprintf("the good canary v2 was PROMOTED through %s", percents())}
 }
 
 // held wants HOLDING after the plugin was killed, with the weights as they were,
@@ -78,7 +75,7 @@ func held(seen []sighting, f *facts) claim {
 			return claim{false, fmt.Sprintf("the analysis plugin did not come back: pid %d was killed, now it is %d", f.killed, f.reborn)}
 		}
 		return claim{true, fmt.Sprintf("HOLDING at %d %% for %s while the analysis plugin was dead (kill -9 %d); went on by itself with pid %d",
-			s.percent, rest[next].at.Sub(s.at).Round(100*time.Millisecond), f.killed, f.reborn)}
+			s.percent, render.Seconds(rest[next].at.Sub(s.at)), f.killed, f.reborn)}
 	}
 	return claim{false, "no HOLDING was seen after the analysis plugin was killed: " + course(seen)}
 }
@@ -87,26 +84,29 @@ func held(seen []sighting, f *facts) claim {
 // host keeps to be the same after it came back.
 func survived(f *facts) claim {
 	before, after := f.before.GetConfig(), f.after.GetConfig()
+	quarantine := slices.Equal(before.GetQuarantinedVariants(), after.GetQuarantinedVariants())
 	weights := slices.EqualFunc(before.GetWeights(), after.GetWeights(), func(a, b *donav1.VariantWeight) bool { return proto.Equal(a, b) })
 	switch {
 	case f.alone == 0:
 		return claim{false, "no request was answered while the host was dead"}
 	case !weights:
 		return claim{false, fmt.Sprintf("the weights changed over the host's restart: %v, then %v", before.GetWeights(), after.GetWeights())}
+	case !quarantine:
+		return claim{false, fmt.Sprintf("the quarantine changed over the host's restart: %v, then %v", before.GetQuarantinedVariants(), after.GetQuarantinedVariants())}
 	case after.GetVersion() < before.GetVersion():
 		return claim{false, fmt.Sprintf("the version fell over the host's restart: %d, then %d", before.GetVersion(), after.GetVersion())}
 	case f.after.GetRollout().GetId() != f.before.GetRollout().GetId() || f.after.GetRollout().GetState() != f.before.GetRollout().GetState():
 		return claim{false, "the host forgot the rollout when it was killed"}
 	}
-	return claim{true, fmt.Sprintf("the host was dead (kill -9) for %s: %d requests were answered in the first %s of it, and nothing it kept was lost",
-		f.backAfter.Round(100*time.Millisecond), f.alone, f.aloneFor.Round(100*time.Millisecond))}
+	return claim{true, fmt.Sprintf("the host was dead (kill -9) for %s, and %d requests were answered in the first %s of that; it came back with the same weights, quarantine and rollout",
+		render.Seconds(f.backAfter), f.alone, render.Seconds(f.aloneFor))}
 }
 
 // rolledBack wants ROLLED_BACK, the quarantine, no weight, and no request to v3
 // since the client applied it.
 func rolledBack(seen []sighting, reply *donav1.StatusReply, f *facts) claim {
 	last := lastOf(seen)
-	v3 := f.end.variants["v3"]
+	v3, since := f.end.variants["v3"], f.end.requests-f.sinceRollback
 	switch {
 	case last.state != donav1.RolloutStatus_STATE_ROLLED_BACK:
 		return claim{false, "the bad canary v3 is not ROLLED_BACK: " + course(seen)}
@@ -114,11 +114,11 @@ func rolledBack(seen []sighting, reply *donav1.StatusReply, f *facts) claim {
 		return claim{false, fmt.Sprintf("the bad canary v3 still has %d %% after it was ROLLED_BACK", last.canary)}
 	case !slices.Contains(reply.GetConfig().GetQuarantinedVariants(), "v3"):
 		return claim{false, "the bad canary v3 is ROLLED_BACK and not quarantined"}
-	case f.ended && (f.afterRolledBack == 0 || v3.last.After(f.rolledBack)):
-		return claim{false, fmt.Sprintf("requests since the rollback: %d, and the last to v3 %s after it", f.afterRolledBack, v3.last.Sub(f.rolledBack))}
+	case f.ended && (since <= 0 || v3.last.After(f.rolledBack)):
+		return claim{false, fmt.Sprintf("requests since the rollback: %d, and the last to v3 %s after it", since, v3.last.Sub(f.rolledBack))}
 	}
 	return claim{true, fmt.Sprintf("the bad canary v3 was ROLLED_BACK at %d %% after %d requests (%d of them answered 5xx) and quarantined; %d requests since, none to v3",
-		steps[last.step], v3.requests, v3.errors, f.afterRolledBack)}
+		steps[last.step], v3.requests, v3.errors, since)}
 }
 
 // requests counts what the client saw.

@@ -109,7 +109,7 @@ func (s *stage) judge(playErr error, left []string) error {
 		s.story.line(mark + " " + render.Clean(c.text))
 	}
 	if ok {
-		s.story.line(fmt.Sprintf("\nIt took %s. Next: start a host with \"dona-host --dev\" and try \"dona --help\".", s.story.elapsed().Round(time.Second/10)))
+		s.story.line(fmt.Sprintf("\nIt took %s. Next: start a host with \"dona-host --dev\" and try \"dona --help\".", render.Seconds(s.story.elapsed())))
 		return nil
 	}
 	s.story.line("\nThe logs are in " + s.dir)

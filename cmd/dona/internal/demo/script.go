@@ -4,7 +4,7 @@ import (
 	"context"
 	"fmt"
 	"runtime"
-	"slices"
+	"strings"
 	"time"
 
 	"github.com/dodona-project/dodona/cmd/dona/internal/render"
@@ -14,9 +14,10 @@ import (
 const (
 	analysisPlugin = "prometheus"
 	// pluginAway is how long the host waits before it starts a plugin again that
-	// ended: long enough that a whole step is served without it.
-	pluginAway = 8 * time.Second
-	stepTime   = 3 * time.Second
+	// ended: long enough that two steps are served without it: an
+	// answer from before still counts for 5 s.
+	pluginAway = 9 * time.Second
+	stepTime   = 4 * time.Second
 	maxP95     = 250 // milliseconds
 	perVariant = 2   // endpoints
 	badPercent = 30  // of the bad variant's answers are errors
@@ -28,23 +29,23 @@ var steps = []uint32{10, 50, 100}
 
 // facts are what the acts found; the claims are judged on them.
 type facts struct {
-	good, bad       string // ids of the rollouts
-	killed, reborn  int    // pids of the analysis plugin
-	killedAt        time.Time
-	before, after   *donav1.StatusReply // around the host's restart
-	alone           int                 // requests answered while no host ran
-	aloneFor        time.Duration
-	backAfter       time.Duration // until the host answered again
-	rolledBack      time.Time     // when the client had applied it
-	afterRolledBack int           // requests answered since
-	end             totals
-	ended           bool // the last act was played
+	good, bad      string // ids of the rollouts
+	killed, reborn int    // pids of the analysis plugin
+	killedAt       time.Time
+	before, after  *donav1.StatusReply // around the host's restart
+	alone          int                 // requests answered while no host ran
+	aloneFor       time.Duration
+	backAfter      time.Duration // until the host answered again
+	rolledBack     time.Time     // when the client had applied it
+	sinceRollback  int           // requests before that moment
+	end            totals
+	ended          bool // the last act was played
 }
 
 // play runs the acts.
 func (s *stage) play(ctx context.Context) error {
 	s.plugins = map[int]string{}
-	for _, act := range []func(context.Context) error{s.opening, s.goodCanary, s.hostRestart, s.badCanary} {
+	for _, act := range []func(context.Context) error{s.opening, s.goodCanary, s.badCanary, s.hostRestart} {
 		if err := act(ctx); err != nil {
 			return err
 		}
@@ -143,12 +144,12 @@ func (s *stage) goodCanary(ctx context.Context) error {
 		return err
 	}
 	s.facts.good = id
-	s.story.tell("rollout of v2: %v %%, %s each, at most 5 %% errors, p95 at most %d ms; v2 is not there yet", steps, stepTime, maxP95)
+	s.story.tell("rollout of v2 through %s, %s each, at most 5 %% errors, p95 at most %d ms; v2 does not run yet", percents(), render.Seconds(stepTime), maxP95)
 	if err := s.startVariant("v2", 0); err != nil {
 		return err
 	}
-	err = s.follow(ctx, 30*time.Second, id, "the first step to be measured", func(st *donav1.RolloutStatus) bool {
-		return st.GetState() == donav1.RolloutStatus_STATE_PROGRESSING && allPass(st) && st.GetDwellMs() >= 1000 || render.Ended(st.GetState())
+	err = s.follow(ctx, 40*time.Second, id, "the second step", func(st *donav1.RolloutStatus) bool {
+		return st.GetState() == donav1.RolloutStatus_STATE_PROGRESSING && st.GetStepIndex() == 1 || render.Ended(st.GetState())
 	})
 	if err != nil {
 		return err
@@ -180,10 +181,13 @@ func (s *stage) goodCanary(ctx context.Context) error {
 	return nil
 }
 
-func allPass(st *donav1.RolloutStatus) bool {
-	return len(st.GetAnalysis()) > 1 && !slices.ContainsFunc(st.GetAnalysis(), func(a *donav1.AnalysisResult) bool {
-		return a.GetVerdict() != donav1.Verdict_VERDICT_PASS
-	})
+// percents is the steps for people.
+func percents() string {
+	texts := make([]string, len(steps))
+	for i, p := range steps {
+		texts[i] = fmt.Sprintf("%d %%", p)
+	}
+	return strings.Join(texts, ", ")
 }
 
 // killPlugin kills the analysis plugin's process, after a look at whose it is.
@@ -222,7 +226,7 @@ func descends(pid, of int) bool {
 
 // hostRestart kills the host and starts it again while requests go on.
 func (s *stage) hostRestart(ctx context.Context) error {
-	s.story.chapter("3. The host is killed; requests go on")
+	s.story.chapter("4. The host is killed; requests go on")
 	before, _ := s.seen.newest()
 	s.facts.before = before
 	pid := s.host.pid()
@@ -251,13 +255,13 @@ func (s *stage) hostRestart(ctx context.Context) error {
 		return err
 	}
 	s.facts.after = reply
-	s.story.tell("%d endpoints and the client are connected again; weights and quarantine are as before", want)
+	s.story.tell("%d endpoints and the client are connected again", want)
 	return nil
 }
 
 // badCanary rolls v3 back.
 func (s *stage) badCanary(ctx context.Context) error {
-	s.story.chapter("4. A bad canary")
+	s.story.chapter("3. A bad canary")
 	if err := s.startVariant("v3", badPercent); err != nil {
 		return err
 	}
@@ -284,13 +288,9 @@ func (s *stage) badCanary(ctx context.Context) error {
 		return err
 	}
 	s.facts.rolledBack = time.Now()
-	start := s.traffic.totals()
-	if err := sleep(ctx, 2*time.Second); err != nil {
-		return err
-	}
-	s.facts.afterRolledBack = s.traffic.totals().requests - start.requests
-	s.story.tell("%d requests since the rollback: v3 is left alone", s.facts.afterRolledBack)
-	return nil
+	s.facts.sinceRollback = s.traffic.totals().requests
+	s.story.tell("v3 is %s; quarantined: %s", render.State(reply.GetRollout().GetState()), strings.Join(reply.GetConfig().GetQuarantinedVariants(), ", "))
+	return sleep(ctx, time.Second)
 }
 
 func sleep(ctx context.Context, d time.Duration) error {

@@ -163,8 +163,8 @@ func (s *stage) end(gently bool) (problems []string) {
 		s.stopWatch()
 	}
 	s.background.Wait()
-	if s.traffic != nil {
-		if err := s.traffic.client.Close(); err != nil && gently {
+	if s.traffic != nil && gently {
+		if err := s.traffic.client.Close(); err != nil {
 			problems = append(problems, "the client could not deliver its reports: "+err.Error())
 		}
 	}

@@ -70,6 +70,6 @@ func (s *story) picture(r render.Rollout) {
 	}
 	if mark := render.Mark(r); mark != s.mark {
 		s.mark = mark
-		_ = s.screen.Above(s.stamp() + "  " + render.Line(r))
+		_ = s.screen.Above(s.stamp() + "    " + render.Brief(r, false))
 	}
 }

@@ -182,29 +182,42 @@ func missingNow(st *donav1.RolloutStatus) []string {
 	return out
 }
 
-// Line is one line about a rollout, for an output that cannot be redrawn.
+// Line is one line about a rollout, for an output that cannot be redrawn. The
+// checks say what is missing; the reason is added where they do not tell why.
 func Line(r Rollout) string {
 	st := r.Status
 	var b strings.Builder
-	fmt.Fprintf(&b, "%s %s -> %s %s", Clean(st.GetService()), Clean(st.GetStableVariant()), Clean(st.GetCanaryVariant()), State(st.GetState()))
+	fmt.Fprintf(&b, "%s %s", Clean(st.GetService()), Brief(r, true))
+	explained := len(st.GetAnalysis()) > 0 && (st.GetState() == donav1.RolloutStatus_STATE_PROGRESSING || st.GetState() == donav1.RolloutStatus_STATE_HOLDING)
+	if st.GetReason() != "" && !explained {
+		fmt.Fprintf(&b, "; %s", Clean(st.GetReason()))
+	}
+	return b.String()
+}
+
+// Brief is the shortest account of a rollout: what moves where, how far it is,
+// and the verdicts. With details it says what each check saw.
+func Brief(r Rollout, details bool) string {
+	st := r.Status
+	var b strings.Builder
+	fmt.Fprintf(&b, "%s -> %s %s", Clean(st.GetStableVariant()), Clean(st.GetCanaryVariant()), State(st.GetState()))
 	if n := len(st.GetSteps()); n > 0 && !Ended(st.GetState()) && st.GetState() != donav1.RolloutStatus_STATE_PENDING {
 		fmt.Fprintf(&b, " step %d/%d at %d %%", st.GetStepIndex()+1, n, st.GetStepPercent())
 	}
-	for i, a := range st.GetAnalysis() {
-		sep := ", "
-		if i == 0 {
-			sep = ": "
-		}
-		fmt.Fprintf(&b, "%s%s %s", sep, Clean(a.GetName()), Verdict(a.GetVerdict()))
-		if a.GetDetail() != "" {
-			fmt.Fprintf(&b, " (%s)", Clean(a.GetDetail()))
+	if st.GetState() != donav1.RolloutStatus_STATE_PENDING {
+		for i, a := range st.GetAnalysis() {
+			sep := ", "
+			if i == 0 {
+				sep = ": "
+			}
+			fmt.Fprintf(&b, "%s%s %s", sep, Clean(a.GetName()), Verdict(a.GetVerdict()))
+			if details && a.GetDetail() != "" {
+				fmt.Fprintf(&b, " (%s)", Clean(a.GetDetail()))
+			}
 		}
 	}
 	if len(r.Quarantined) > 0 {
 		fmt.Fprintf(&b, "; quarantined: %s", list(r.Quarantined, ""))
-	}
-	if st.GetReason() != "" {
-		fmt.Fprintf(&b, "; %s", Clean(st.GetReason()))
 	}
 	return b.String()
 }
