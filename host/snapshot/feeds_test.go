@@ -219,9 +219,15 @@ func TestRewinds(t *testing.T) {
 		defer sub.Close()
 		next(t, sub)
 		apply(t, st, "a", change{put: ids(1)})
+		synctest.Wait()
 		newest := apply(t, st, "a", change{put: ids(1)})
+		synctest.Wait()
+		behind := time.Now()
 		if f := open(snapshot.Watcher{Client: "c", LastVersion: newest}); f.Version != newest {
 			t.Fatalf("a client that was ahead of the feed got %d, want %d", f.Version, newest)
+		}
+		if waited := time.Since(behind); waited != 0 {
+			t.Fatalf("it waited %s, as if for a window", waited)
 		}
 		want()
 		next(t, sub)
@@ -230,6 +236,7 @@ func TestRewinds(t *testing.T) {
 		src.head.Store(1)
 		apply(t, st, "a", change{put: ids(1)})
 		nothing(t, sub)
+		synctest.Wait()
 		if len(seen) == 0 || seen[0].Seen != newest || seen[0].Ours != 1 || seen[0].Client != "" {
 			t.Fatalf("rewinds %v", seen)
 		}

@@ -11,6 +11,7 @@ const (
 	maxApplied  = 10_000    // clients remembered for one name
 	maxRejected = 20        // rejections shown for one name
 	appliedKept = time.Hour // a report without a subscription of the same client is forgotten after
+	prunePause  = time.Minute
 )
 
 // A Summary says how the watchers of one name are.
@@ -31,6 +32,7 @@ type Rejected struct {
 type applied struct {
 	mu      sync.Mutex
 	clients map[string]report
+	pruned  time.Time // when old reports were last looked for, at the cap
 }
 
 type report struct {
@@ -54,17 +56,24 @@ func (f *Feeds) Applied(name, client string, version uint64, rejectedReason stri
 	if a.clients == nil {
 		a.clients = make(map[string]report)
 	}
-	if _, known := a.clients[client]; !known && len(a.clients) >= maxApplied {
+	if _, known := a.clients[client]; !known && !a.room(now) {
+		return
+	}
+	a.clients[client] = report{version: version, reason: rejectedReason, at: now}
+}
+
+// room reports whether one more client can be remembered. At the cap it looks for
+// old reports, but not so often that a flood of names would cost a look each.
+func (a *applied) room(now time.Time) bool {
+	if len(a.clients) >= maxApplied && now.Sub(a.pruned) >= prunePause {
+		a.pruned = now
 		for other, r := range a.clients {
 			if now.Sub(r.at) > appliedKept {
 				delete(a.clients, other)
 			}
 		}
-		if len(a.clients) >= maxApplied {
-			return
-		}
 	}
-	a.clients[client] = report{version: version, reason: rejectedReason, at: now}
+	return len(a.clients) < maxApplied
 }
 
 // Summary says how the watchers of name are here, on this host.
