@@ -5,9 +5,14 @@
 package builtin
 
 import (
+	"context"
+	"errors"
+
+	"github.com/dodona-project/dodona/builtin/analysis/prometheus"
 	"github.com/dodona-project/dodona/builtin/strategy/leastconnections"
 	"github.com/dodona-project/dodona/builtin/strategy/roundrobin"
 	"github.com/dodona-project/dodona/plugins"
+	pluginv1 "github.com/dodona-project/dodona/proto/plugin/v1"
 	"github.com/dodona-project/dodona/sdk/plugin"
 )
 
@@ -21,6 +26,8 @@ func All() []*plugin.Plugin {
 			plugin.Summary("candidates in turn, by weight")),
 		plugin.StrategyOf(leastconnections.Name, version, leastconnections.Strategy{},
 			plugin.Summary("the fewest calls in flight among a few, drawn by weight")),
+		plugin.AnalysisOf("prometheus", version, prometheusAnalysis{},
+			plugin.Summary("one instant query against a Prometheus-compatible API")),
 	}
 }
 
@@ -28,3 +35,17 @@ func All() []*plugin.Plugin {
 // when it was started as one, and then never returns. It is the first statement
 // of main.
 func Dispatch() { plugins.Dispatch(All()) }
+
+// prometheusAnalysis gives the provider's function what else a plugin has.
+type prometheusAnalysis struct{}
+
+func (prometheusAnalysis) Configure(_ context.Context, c prometheus.Config) error {
+	if (c.Numerator == "") != (c.Denominator == "") {
+		return errors.New("numerator and denominator go together: set both or none")
+	}
+	return nil
+}
+
+func (prometheusAnalysis) Evaluate(ctx context.Context, req *pluginv1.EvaluateRequest) (*pluginv1.EvaluateReply, error) {
+	return prometheus.Evaluate(ctx, req)
+}

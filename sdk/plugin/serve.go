@@ -57,7 +57,7 @@ func serve(p *Plugin, args []string) int {
 		return 0
 	}
 	if os.Getenv(wire.CookieKey) != wire.CookieValue {
-		fmt.Fprintf(os.Stderr, "%s is a %s plugin of Dodona: the host starts it. Run it with --describe to see what it is.\n", p.name, kindWord(p.kind))
+		fmt.Fprintf(os.Stderr, "this is the %s plugin %s of Dodona: the host starts it. Run it with --describe to see what it is.\n", kindWord(p.kind), p.name)
 		return 2
 	}
 

@@ -1,0 +1,168 @@
+package builtin_test
+
+import (
+	"context"
+	"errors"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+	"google.golang.org/protobuf/types/known/structpb"
+
+	"github.com/dodona-project/dodona/builtin"
+	"github.com/dodona-project/dodona/plugins"
+	"github.com/dodona-project/dodona/plugins/analysis"
+	"github.com/dodona-project/dodona/plugins/strategy"
+	donav1 "github.com/dodona-project/dodona/proto/dona/v1"
+	pluginv1 "github.com/dodona-project/dodona/proto/plugin/v1"
+)
+
+// The test binary is the host's program: built-ins run as processes of it.
+func TestMain(m *testing.M) {
+	builtin.Dispatch()
+	goleak.VerifyTestMain(m)
+}
+
+func startHost(t *testing.T) *plugins.Host {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "b")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	h, err := plugins.New(plugins.Options{RunDir: filepath.Join(dir, "r"), Builtins: builtin.All()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := h.Start(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { h.Stop(context.Background()) })
+	return h
+}
+
+func await(t *testing.T, h *plugins.Host, kind plugins.Kind, name string) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	if err := h.Await(ctx, kind, name); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func config(t *testing.T, fields map[string]any) *structpb.Struct {
+	t.Helper()
+	s, err := structpb.NewStruct(fields)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+func TestEveryBuiltinStarts(t *testing.T) {
+	h := startHost(t)
+	for _, s := range h.List() {
+		await(t, h, plugins.Kind(s.GetKind()), s.GetName())
+	}
+	for _, s := range h.List() {
+		if s.GetState() != "ready" || s.GetVersion() == "" || s.GetExits() != 0 {
+			t.Errorf("%v", s)
+		}
+	}
+}
+
+func TestEveryBuiltinHasAPage(t *testing.T) {
+	h, err := plugins.New(plugins.Options{Builtins: builtin.All()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, s := range h.List() {
+		page := filepath.Join("..", "docs", "plugins", s.GetKind()+"-"+s.GetName()+".md")
+		if text, err := os.ReadFile(page); err != nil || !strings.Contains(string(text), "`"+s.GetName()+"`") {
+			t.Errorf("%s/%s: %v: each built-in has a page that names it", s.GetKind(), s.GetName(), err)
+		}
+	}
+}
+
+func TestHiddenArgumentsNeedTheHost(t *testing.T) {
+	for _, args := range [][]string{{"__dona-plugin", "strategy/round-robin"}, {"__dona-watchdog"}} {
+		cmd := exec.Command(os.Args[0], args...)
+		cmd.Env = []string{}
+		out, err := cmd.CombinedOutput()
+		var exit *exec.ExitError
+		if !errors.As(err, &exit) || exit.ExitCode() != 2 || !strings.Contains(string(out), "for the host itself") {
+			t.Errorf("%v: %v, %s", args, err, out)
+		}
+	}
+}
+
+func TestStrategies(t *testing.T) {
+	h := startHost(t)
+	f := strategy.New(h)
+	req := &pluginv1.CompileRequest{Scope: "service/shop", Candidates: []*pluginv1.Candidate{{Id: "a", Weight: 100}, {Id: "b", Weight: 5}}}
+	for _, tc := range []struct {
+		name    string
+		config  map[string]any
+		want    donav1.Algorithm
+		choices uint32
+	}{
+		{"round-robin", nil, donav1.Algorithm_ALGORITHM_ROUND_ROBIN, 0},
+		{"least-connections", nil, donav1.Algorithm_ALGORITHM_LEAST_CONNECTIONS, 0},
+		{"least-connections", map[string]any{"choices": 4}, donav1.Algorithm_ALGORITHM_LEAST_CONNECTIONS, 4},
+	} {
+		await(t, h, plugins.KindStrategy, tc.name)
+		c := config(t, tc.config)
+		if err := f.Validate(t.Context(), tc.name, c); err != nil {
+			t.Errorf("%s: %v", tc.name, err)
+		}
+		r, err := f.CompileWith(t.Context(), tc.name, c, req)
+		if err != nil || r.Plan.GetAlgorithm() != tc.want || r.Plan.GetChoices() != tc.choices || len(r.Plan.GetWeights()) != 0 || r.RefreshAfter != 0 {
+			t.Errorf("%s %v: %v, %v", tc.name, tc.config, r, err)
+		}
+	}
+}
+
+func TestConfigurations(t *testing.T) {
+	h := startHost(t)
+	for _, tc := range []struct {
+		kind   plugins.Kind
+		name   string
+		config map[string]any
+		want   string
+	}{
+		{plugins.KindStrategy, "round-robin", map[string]any{"choices": 2}, "takes no configuration"},
+		{plugins.KindStrategy, "least-connections", map[string]any{"choices": 1}, "/choices"},
+		{plugins.KindStrategy, "least-connections", map[string]any{"choices": 33}, "/choices"},
+		{plugins.KindStrategy, "least-connections", map[string]any{"choices": "2"}, "/choices"},
+		{plugins.KindStrategy, "least-connections", map[string]any{"chioces": 2}, "chioces"},
+		{plugins.KindAnalysis, "prometheus", map[string]any{}, ""},
+		{plugins.KindAnalysis, "prometheus", map[string]any{"numerator": "a", "denominator": "b", "min_denominator": 10}, ""},
+		{plugins.KindAnalysis, "prometheus", map[string]any{"numerator": "a"}, "go together"},
+		{plugins.KindAnalysis, "prometheus", map[string]any{"min_denominator": -1}, "/min_denominator"},
+	} {
+		err := h.Validate(t.Context(), plugins.ID{Kind: tc.kind, Name: tc.name}, config(t, tc.config))
+		var refused *plugins.ConfigError
+		switch {
+		case tc.want == "" && err != nil:
+			t.Errorf("%s %v: %v", tc.name, tc.config, err)
+		case tc.want != "" && (!errors.As(err, &refused) || !strings.Contains(err.Error(), tc.want)):
+			t.Errorf("%s %v: %v, want %q", tc.name, tc.config, err, tc.want)
+		}
+	}
+}
+
+// Nobody listens where the query points: that is not measured, and not a pass.
+func TestPrometheusAway(t *testing.T) {
+	h := startHost(t)
+	await(t, h, plugins.KindAnalysis, "prometheus")
+	m, err := analysis.New(h).Evaluate(t.Context(), "prometheus", &pluginv1.EvaluateRequest{
+		Service: "shop", Query: &donav1.AnalysisQuery{Name: "p99", PrometheusUrl: "http://127.0.0.1:1", Query: "up", MaxValue: 1},
+	})
+	if err != nil || m.Verdict != donav1.Verdict_VERDICT_MISSING || m.Plugin != "prometheus" {
+		t.Errorf("%+v, %v", m, err)
+	}
+}
