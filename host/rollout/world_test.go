@@ -105,11 +105,18 @@ const svc = "checkout"
 
 func newWorld(t *testing.T, st store.Store, wall func() time.Time) *world {
 	t.Helper()
-	log := audit.New("example.org")
-	w := &world{t: t, ctx: t.Context(), store: st, log: log, plane: service.New(st, log, "h1"), analyzer: newFakeAnalyzer(), wall: wall}
-	w.c = w.controller("h1")
+	w := &world{t: t, ctx: t.Context(), store: st, wall: wall}
+	w.wire()
 	w.endpoints("v1", 2)
 	return w
+}
+
+// wire puts everything over the world's store.
+func (w *world) wire() {
+	w.log = audit.New("example.org")
+	w.plane = service.New(w.store, w.log, "h1")
+	w.analyzer = newFakeAnalyzer()
+	w.c = w.controller("h1")
 }
 
 func (w *world) controller(host string) *rollout.Controller {
