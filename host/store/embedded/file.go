@@ -60,13 +60,28 @@ func (f *file) write(target *state, changed *dirty, reserved uint64, now int64) 
 		return nil, err
 	}
 	crash.Point("store.before-commit")
+	id := tx.ID()
 	if err := tx.Commit(); err != nil {
+		if f.took(id) {
+			return nil, fmt.Errorf("store: %s: head half written: %w", f.db.Path(), err)
+		}
 		return nil, classify(err)
 	}
 	crash.Point("store.after-commit")
 	f.syncs.Add(1)
 	f.head, f.persisted = w.head, target.withoutTail()
 	return w.heads, nil
+}
+
+// took tells whether bbolt goes on from a commit that it reported as failed: it
+// has when the part of the head that counts was written before the error. Then
+// the commit cannot be taken back, and not be vouched for either.
+func (f *file) took(id int) (took bool) {
+	err := f.db.View(func(tx *bbolt.Tx) error {
+		took = tx.ID() >= id
+		return nil
+	})
+	return took || err != nil
 }
 
 // grow makes the file long enough for what a commit may append. bbolt would do
