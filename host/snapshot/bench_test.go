@@ -8,6 +8,7 @@ import (
 	"net"
 	"os"
 	"os/exec"
+	"runtime"
 	"slices"
 	"strconv"
 	"strings"
@@ -24,6 +25,7 @@ import (
 	"google.golang.org/grpc/mem"
 
 	"github.com/dodona-project/dodona/host/snapshot"
+	"github.com/dodona-project/dodona/host/store/embedded"
 )
 
 // BenchmarkFullSnapshot publishes a full snapshot of about 78 KB to 1,000 watchers
@@ -52,37 +54,7 @@ func benchFull(b *testing.B, watchers, conns int) {
 	bytes := next(b, sub).EncodedMessage()
 	sub.Close()
 
-	cmd := exec.Command(os.Args[0])
-	cmd.Env = append(os.Environ(), fmt.Sprintf("DONA_BENCH_CLIENT=%s %s %d %d %d", addr, raw.Addr(), watchers, conns, len(bytes)))
-	cmd.Stderr = os.Stderr
-	stdin, err := cmd.StdinPipe() // the client ends when it closes
-	if err != nil {
-		b.Fatal(err)
-	}
-	stdout, err := cmd.StdoutPipe()
-	if err != nil {
-		b.Fatal(err)
-	}
-	if err := cmd.Start(); err != nil {
-		b.Fatal(err)
-	}
-	defer func() { _ = stdin.Close(); _ = cmd.Wait() }()
-	var sockets []net.Conn
-	for range watchers {
-		c, err := raw.Accept()
-		if err != nil {
-			b.Fatal(err)
-		}
-		defer c.Close()
-		sockets = append(sockets, c)
-	}
-	answers := bufio.NewScanner(stdout)
-	await := func(want string) {
-		b.Helper()
-		if !answers.Scan() || answers.Text() != want {
-			b.Fatalf("the client said %q, want %q: %v", answers.Text(), want, answers.Err())
-		}
-	}
+	sockets, await := startClient(b, addr, raw, watchers, conns, len(bytes))
 	await("grpc")
 	measure := func(into *[]float64, answer string, do func()) {
 		before := cpu()
@@ -105,6 +77,86 @@ func benchFull(b *testing.B, watchers, conns int) {
 	b.ReportMetric(o, "cpu-µs/watcher")
 	b.ReportMetric(p, "raw-cpu-µs/watcher")
 	b.ReportMetric(o/p, "ratio")
+}
+
+// BenchmarkIdleWatchers connects watchers in another process, has each receive its
+// first frame, and reports what one of them then keeps of this process's heap and
+// stacks.
+func BenchmarkIdleWatchers(b *testing.B) {
+	for _, conns := range []int{1000, 10} {
+		for _, endpoints := range []int{200, 2000} {
+			b.Run(fmt.Sprintf("connections=%d/endpoints=%d", conns, endpoints), func(b *testing.B) {
+				h, s := benchIdle(b, 1000, conns, endpoints)
+				b.ReportMetric(h, "heap-B/watcher")
+				b.ReportMetric(s, "stack-B/watcher")
+			})
+		}
+	}
+}
+
+func benchIdle(b *testing.B, watchers, conns, endpoints int) (heapEach, stackEach float64) {
+	st := embedded.OpenMemory(embedded.Options{})
+	defer st.Close()
+	feeds := newFeeds(b, st, &services{}, nil)
+	defer feeds.Close()
+	_, addr := serve(b, feeds)
+	apply(b, st, "a", change{put: ids(endpoints)})
+	sub := subscribe(b, feeds, "a", snapshot.Watcher{})
+	next(b, sub)
+	sub.Close()
+	before, stackBefore := heap(), stack()
+	_, await := startClient(b, addr, nil, watchers, conns, 0)
+	await("grpc")
+	return float64(heap()-before) / float64(watchers), float64(stack()-stackBefore) / float64(watchers)
+}
+
+func stack() int64 {
+	var m runtime.MemStats
+	runtime.ReadMemStats(&m)
+	return int64(m.StackInuse)
+}
+
+// startClient starts this program again as the client, with raw connections to raw
+// when there is one. await reads its next word.
+func startClient(b *testing.B, addr string, raw net.Listener, watchers, conns, size int) (sockets []net.Conn, await func(want string)) {
+	b.Helper()
+	rawAddr := "-"
+	if raw != nil {
+		rawAddr = raw.Addr().String()
+	}
+	cmd := exec.Command(os.Args[0])
+	cmd.Env = append(os.Environ(), fmt.Sprintf("DONA_BENCH_CLIENT=%s %s %d %d %d", addr, rawAddr, watchers, conns, size))
+	cmd.Stderr = os.Stderr
+	stdin, err := cmd.StdinPipe() // the client ends when it closes
+	if err != nil {
+		b.Fatal(err)
+	}
+	stdout, err := cmd.StdoutPipe()
+	if err != nil {
+		b.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		b.Fatal(err)
+	}
+	b.Cleanup(func() { _ = stdin.Close(); _ = cmd.Wait() })
+	for range watchers {
+		if raw == nil {
+			break
+		}
+		c, err := raw.Accept()
+		if err != nil {
+			b.Fatal(err)
+		}
+		b.Cleanup(func() { _ = c.Close() })
+		sockets = append(sockets, c)
+	}
+	answers := bufio.NewScanner(stdout)
+	return sockets, func(want string) {
+		b.Helper()
+		if !answers.Scan() || answers.Text() != want {
+			b.Fatalf("the client said %q, want %q: %v", answers.Text(), want, answers.Err())
+		}
+	}
 }
 
 func median(all []float64) float64 {
@@ -149,6 +201,9 @@ func benchClient(args string) error {
 	}
 	gotRaw, gotFrame := counter("raw"), counter("grpc")
 	for range watchers {
+		if part[1] == "-" {
+			break
+		}
 		c, err := net.Dial("tcp", part[1])
 		if err != nil {
 			return err

@@ -1,6 +1,7 @@
 package snapshot
 
 import (
+	"google.golang.org/grpc"
 	"google.golang.org/grpc/encoding"
 	protocodec "google.golang.org/grpc/encoding/proto"
 	"google.golang.org/grpc/mem"
@@ -10,6 +11,22 @@ import (
 // shared with other streams, and never change.
 type Encoded interface {
 	EncodedMessage() []byte
+}
+
+// ServerOptions are the settings that a server needs to push to many watchers at
+// the cost this package promises: the codec; static windows, so that no pings
+// measure the bandwidth; a small read buffer for each connection; and a write
+// buffer that a connection borrows while it writes, large enough that a snapshot
+// does not leave in crumbs of one system call each.
+func ServerOptions() []grpc.ServerOption {
+	return []grpc.ServerOption{
+		grpc.ForceServerCodecV2(Codec()),
+		grpc.StaticStreamWindowSize(1 << 20),
+		grpc.StaticConnWindowSize(1 << 20),
+		grpc.ReadBufferSize(4 << 10),
+		grpc.SharedWriteBuffer(true),
+		grpc.WriteBufferSize(32 << 10),
+	}
 }
 
 // Codec is the server codec that sends an [Encoded] message without marshalling

@@ -57,11 +57,7 @@ func serve(tb testing.TB, feeds *snapshot.Feeds) (srv *planeServer, addr string)
 	if err != nil {
 		tb.Fatal(err)
 	}
-	g := grpc.NewServer(
-		grpc.ForceServerCodecV2(snapshot.Codec()),
-		grpc.StaticStreamWindowSize(1<<20), grpc.StaticConnWindowSize(1<<20),
-		grpc.ReadBufferSize(4<<10), grpc.WriteBufferSize(4<<10),
-	)
+	g := grpc.NewServer(snapshot.ServerOptions()...)
 	srv = &planeServer{feeds: feeds, ended: make(chan error, 16)}
 	donav1.RegisterControlPlaneServer(g, srv)
 	done := make(chan struct{})
