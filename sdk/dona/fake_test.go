@@ -45,9 +45,9 @@ type fakeHost struct {
 	cut       context.CancelFunc
 }
 
-func startHost(t *testing.T) *fakeHost { return startHostAt(t, "127.0.0.1:0") }
+func startHost(t testing.TB) *fakeHost { return startHostAt(t, "127.0.0.1:0") }
 
-func startHostAt(t *testing.T, address string) *fakeHost {
+func startHostAt(t testing.TB, address string) *fakeHost {
 	t.Helper()
 	l, err := net.Listen("tcp", address)
 	if err != nil {
@@ -203,7 +203,7 @@ func until(t testing.TB, what string, ok func() bool) {
 	}
 }
 
-func dial(t *testing.T, target string, opts ...dona.Option) *dona.Client {
+func dial(t testing.TB, target string, opts ...dona.Option) *dona.Client {
 	t.Helper()
 	opts = append([]dona.Option{dona.WithReportInterval(10 * time.Millisecond), dona.WithRandom(func() float64 { return 0.02 })}, opts...)
 	c, err := dona.Dial(t.Context(), target, opts...)
@@ -214,7 +214,7 @@ func dial(t *testing.T, target string, opts ...dona.Option) *dona.Client {
 	return c
 }
 
-func ready(t *testing.T, s *dona.Service) {
+func ready(t testing.TB, s *dona.Service) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
 	defer cancel()

@@ -190,13 +190,32 @@ func (r *Reporter) deliver(b *donav1.StatsBatch) (renamed bool) {
 			lose(err)
 			return false
 		}
-		wait := time.NewTimer(retry.Next(false))
-		select {
-		case <-wait.C:
-		case <-r.sendCtx.Done():
-			wait.Stop()
+		if !r.pause(retry.Next(false)) {
 			lose(context.Cause(r.sendCtx))
 			return false
 		}
 	}
+}
+
+// closingRetry is how often a report is tried when there is little time left.
+const closingRetry = 250 * time.Millisecond
+
+// pause waits before the next attempt, less when a host is known to be there or
+// the reporter closes. It reports whether there is time for another attempt.
+func (r *Reporter) pause(d time.Duration) bool {
+	closing := r.closing
+	select {
+	case <-closing:
+		d, closing = min(d, closingRetry), nil
+	default:
+	}
+	wait := time.NewTimer(d)
+	defer wait.Stop()
+	select {
+	case <-wait.C:
+	case <-r.there:
+	case <-closing:
+	case <-r.sendCtx.Done():
+	}
+	return r.sendCtx.Err() == nil
 }

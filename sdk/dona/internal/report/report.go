@@ -62,6 +62,7 @@ type Reporter struct {
 	next    *gather
 	applied map[string]*donav1.AppliedConfig // by service: what a host was not told yet
 	due     chan struct{}                    // something waits to be sent
+	there   chan struct{}                    // a host has just been heard of
 
 	closing    chan struct{}
 	closeOnce  sync.Once
@@ -74,7 +75,7 @@ type Reporter struct {
 // New starts a reporter. Close it.
 func New(cfg Config) *Reporter {
 	r := &Reporter{cfg: cfg, wake: make(chan struct{}, 1), next: newGather(), applied: map[string]*donav1.AppliedConfig{},
-		due: make(chan struct{}, 1), closing: make(chan struct{}), folded: make(chan struct{}), sent: make(chan struct{})}
+		due: make(chan struct{}, 1), there: make(chan struct{}, 1), closing: make(chan struct{}), folded: make(chan struct{}), sent: make(chan struct{})}
 	for i := range r.rings {
 		r.rings[i] = newRing(ringSize)
 	}
@@ -137,9 +138,11 @@ func (r *Reporter) rouse() {
 	}
 }
 
-// Applied notes the version that a service decides by.
+// Applied notes the version that a service decides by. As it comes from a host, a
+// report that waits for one is tried again at once.
 func (r *Reporter) Applied(service string, version uint64) {
 	r.tell(&donav1.AppliedConfig{Service: service, Version: version})
+	signal(r.there)
 }
 
 // Rejected notes a snapshot that was refused. The reason is cut to 256 bytes.
