@@ -64,6 +64,7 @@ func (e *Engine) run(calls []*call) (rest []*call) {
 			// this batch: it runs again without those that wrote.
 			calls = b.failWriters(err)
 		case err != nil:
+			e.watches.all() // it may have happened
 			failAll(calls, err)
 			return rest
 		case out.Conflict != nil:
@@ -74,7 +75,7 @@ func (e *Engine) run(calls []*call) (rest []*call) {
 			if pinned != nil {
 				pinned.committed(out.Base, b.union.Txs)
 			}
-			e.watches.notify(b.union.Txs)
+			e.watches.notify(written(b.union.Txs))
 			b.finish(out)
 			return rest
 		}

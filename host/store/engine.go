@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"runtime"
+	"slices"
 	"sync"
 	"time"
 )
@@ -305,7 +306,10 @@ func (r readOnly) ReadLog(log string, from uint64, limit int) ([]LogEntry, error
 	return r.t.ReadLog(log, from, limit)
 }
 
-// NotifyAll fires every Watch. A backend calls it when records have changed
-// that the engine did not write: those of another host, or of writes taken
-// back.
+// Notify fires the watches of records that another host has written. It is for
+// backends.
+func (e *Engine) Notify(keys ...string) { e.watches.notify(slices.Values(keys)) }
+
+// NotifyAll fires every Watch. A backend calls it when records have changed and
+// it cannot say which, such as when writes were taken back.
 func (e *Engine) NotifyAll() { e.watches.all() }

@@ -69,7 +69,9 @@ type Store interface {
 	// Update runs fn as one serialisable transaction and returns when its
 	// writes have the durability asked for. fn touches the world only through
 	// tx, is quick, does not keep tx, and may run several times, also on
-	// another caller's goroutine; only what its last run wrote counts. When fn
+	// another caller's goroutine, but not after Update has returned; only what
+	// its last run wrote counts. An earlier run may have read what is stale, so
+	// fn acts on nothing outside by itself. When fn
 	// returns an error, that error is returned as it is (errors.Is and ==
 	// hold) and nothing is written. A panic in fn is re-panicked in the caller.
 	// When ctx ends first, Update returns its error; the transaction may still

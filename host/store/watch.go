@@ -2,6 +2,7 @@ package store
 
 import (
 	"context"
+	"iter"
 	"sync"
 	"time"
 )
@@ -87,21 +88,32 @@ func (w *watches) remove(one *watch) {
 	close(one.ch)
 }
 
-// notify fires the watches of all records that txs have written.
-func (w *watches) notify(txs []TxWrites) {
+// notify fires the watches of these records.
+func (w *watches) notify(keys iter.Seq[string]) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if len(w.byPrefix) == 0 {
 		return
 	}
-	for _, tx := range txs {
-		for _, write := range tx.Records {
-			for n := range w.lengths {
-				if n > len(write.Key) {
-					continue
-				}
-				for one := range w.byPrefix[write.Key[:n]] {
-					one.fire()
+	for key := range keys {
+		for n := range w.lengths {
+			if n > len(key) {
+				continue
+			}
+			for one := range w.byPrefix[key[:n]] {
+				one.fire()
+			}
+		}
+	}
+}
+
+// written lists the records that txs have written.
+func written(txs []TxWrites) iter.Seq[string] {
+	return func(yield func(string) bool) {
+		for _, tx := range txs {
+			for _, w := range tx.Records {
+				if !yield(w.Key) {
+					return
 				}
 			}
 		}

@@ -35,6 +35,8 @@ func runContract(t *testing.T, open Factory) {
 	}
 }
 
+// update runs fn as a hard transaction that must succeed. fn says what is wrong
+// by its error and not to t: a run on stale reads does not count.
 func update(t *testing.T, s store.Store, fn func(tx store.Tx) error) {
 	t.Helper()
 	if err := s.Update(t.Context(), store.Hard, fn); err != nil {
@@ -104,11 +106,17 @@ func testErrorLeavesNoTrace(t *testing.T, s store.Store) {
 	}
 	err := s.View(t.Context(), func(tx store.ReadTx) error {
 		lines, err := tx.ReadLog("log", 1, 0)
-		entries, err2 := tx.Scan("i", 0, 9, 0)
+		if err != nil {
+			return err
+		}
+		entries, err := tx.Scan("i", 0, 9, 0)
+		if err != nil {
+			return err
+		}
 		if len(lines) != 1 || len(entries) != 1 || entries[0].Score != 1 {
 			t.Errorf("log %v, index %v", lines, entries)
 		}
-		return errors.Join(err, err2)
+		return nil
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -160,7 +168,7 @@ func testOwnWrites(t *testing.T, s store.Store) {
 			return err
 		}
 		if string(records[0].Value) != "2" || records[0].Version != tx.Revision() || records[1].Exists() || records[2].Exists() {
-			t.Errorf("got %v", records)
+			return fmt.Errorf("got %v", records)
 		}
 		return nil
 	})
@@ -221,6 +229,9 @@ func testScan(t *testing.T, s store.Store) {
 	} {
 		err := s.View(t.Context(), func(tx store.ReadTx) error {
 			got, err := tx.Scan("i", tt.from, tt.to, tt.limit)
+			if err != nil {
+				return err
+			}
 			if fmt.Sprint(got) != tt.want {
 				t.Errorf("scan %d to %d, limit %d: got %v, want %s", tt.from, tt.to, tt.limit, got, tt.want)
 			}
@@ -236,8 +247,11 @@ func testScan(t *testing.T, s store.Store) {
 			return err
 		}
 		got, err := tx.Scan("i", 0, 100, 3)
+		if err != nil {
+			return err
+		}
 		if want := "[{c 5} {e 5} {b 6}]"; fmt.Sprint(got) != want {
-			t.Errorf("scan over own changes: got %v, want %s", got, want)
+			return fmt.Errorf("scan over own changes: got %v, want %s", got, want)
 		}
 		return err
 	})
@@ -248,13 +262,19 @@ func testLog(t *testing.T, s store.Store) {
 		update(t, s, func(tx store.Tx) error {
 			for j := range 2 {
 				seq, err := tx.Append("log", fmt.Append(nil, 2*i+j))
-				if want := uint64(2*i + j + 1); err != nil || seq != want {
-					t.Errorf("append gives %d and %v, want %d", seq, err, want)
+				if err != nil {
+					return err
+				}
+				if want := uint64(2*i + j + 1); seq != want {
+					return fmt.Errorf("append gives %d, want %d", seq, want)
 				}
 			}
 			got, err := tx.ReadLog("log", 1, 0)
+			if err != nil {
+				return err
+			}
 			if len(got) != 2*i+2 {
-				t.Errorf("own entries are not read: %v", got)
+				return fmt.Errorf("own entries are not read: %v", got)
 			}
 			return err
 		})
@@ -278,6 +298,9 @@ func testLog(t *testing.T, s store.Store) {
 			}
 		}
 		none, err := tx.ReadLog("other", 1, 0)
+		if err != nil {
+			return err
+		}
 		if len(none) != 0 {
 			t.Errorf("a log never written has %v", none)
 		}
@@ -372,6 +395,9 @@ func testViewConsistent(t *testing.T, s store.Store) {
 				return err
 			}
 			right, err := tx.Get("right")
+			if err != nil {
+				return err
+			}
 			if left.Version != right.Version || string(left.Value) != string(right.Value) || left.Version > tx.Revision() {
 				t.Errorf("at revision %d: %v and %v", tx.Revision(), left, right)
 			}
@@ -432,9 +458,14 @@ func testWatch(t *testing.T, s store.Store) {
 		t.Error("a change elsewhere is noticed")
 	}
 	cancel()
-	for range below {
-	}
-	for range other {
+	drain(below)
+	drain(other)
+}
+
+// drain returns when the watch has ended.
+func drain(ch <-chan struct{}) {
+	for range ch {
+		continue
 	}
 }
 
@@ -457,8 +488,7 @@ func testClose(t *testing.T, s store.Store) {
 	if err := s.Close(); err != nil {
 		t.Fatal(err)
 	}
-	for range watch {
-	}
+	drain(watch)
 	if err := s.Update(t.Context(), store.Soft, func(store.Tx) error { return nil }); !errors.Is(err, store.ErrClosed) {
 		t.Errorf("update: %v", err)
 	}
