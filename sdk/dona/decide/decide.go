@@ -141,6 +141,8 @@ func (p *Program) decide(req *Request, trace *Trace) Result {
 // byFlags evaluates the flags in order and returns the variant of the first that
 // gives a usable one, or -1.
 func (p *Program) byFlags(req *Request, unit bucket.Unit, v *View, res *Result, trace *Trace) int32 {
+	var facts [maxFacts]fact
+	p.facts(req.Attributes, &facts)
 	for i := range p.flags {
 		f := &p.flags[i]
 		if f.off != offNot {
@@ -149,7 +151,7 @@ func (p *Program) byFlags(req *Request, unit bucket.Unit, v *View, res *Result, 
 			}
 			continue
 		}
-		hit := f.evaluate(req, unit, &res.TypeErrors)
+		hit := p.evaluate(f, req, &facts, unit, &res.TypeErrors)
 		switch {
 		case hit.kind == KindNone:
 			if i < 64 {

@@ -253,6 +253,34 @@ func TestTypeErrorsAreCounted(t *testing.T) {
 	}
 }
 
+// More attributes than are looked up once are still found.
+func TestManyAttributes(t *testing.T) {
+	s := snapshot(t)
+	var attributes []decide.Attribute
+	for i := range 40 {
+		name := fmt.Sprintf("a%02d", i)
+		s.Flags = append(s.Flags, targeting("flag-"+name, name, opIn, "v2", "yes"))
+		attributes = append(attributes, decide.String(name, "no"))
+	}
+	p, err := decide.Compile(s, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := range attributes {
+		had := attributes[i]
+		attributes[i] = decide.String(had.Name(), "yes")
+		res := p.Decide(&decide.Request{Attributes: attributes})
+		if got, want := p.Flag(res.Flag), "flag-"+had.Name(); got != want {
+			t.Errorf("flag %q decides, want %q", got, want)
+		}
+		attributes[i] = had
+	}
+	twice := []decide.Attribute{decide.String("a00", "yes"), decide.String("a00", "no")}
+	if res := p.Decide(&decide.Request{Attributes: twice}); p.Flag(res.Flag) != "flag-a00" {
+		t.Error("the first of two attributes with one name does not count")
+	}
+}
+
 func TestSnapshotsThatAreRefused(t *testing.T) {
 	for name, change := range map[string]func(*donav1.ConfigSnapshot){
 		"ALGORITHM_CONSISTENT_HASH": func(s *donav1.ConfigSnapshot) {

@@ -29,12 +29,51 @@ const (
 
 // rule is a prepared targeting rule.
 type rule struct {
+	slot     int // of the attribute; maxFacts = looked up by name
+	operator donav1.TargetingRule_Operator
+	values   []uint32
+	set      map[uint32]struct{} // instead of values when there are many
+	variant  int32
+
 	attribute string
-	operator  donav1.TargetingRule_Operator
-	values    []string
-	set       map[string]struct{} // instead of values when there are many
-	variant   int32
+	texts     []string
 	name      string
+}
+
+// Attributes and the values that rules compare them with are numbered when a
+// snapshot is compiled: a request's attributes are looked up once, however many
+// flags ask for them.
+
+// maxFacts is the number of attributes that are looked up once per request. Rules
+// on further ones look for themselves.
+const maxFacts = 16
+
+// fact is an attribute of a request as rules see it.
+type fact struct {
+	kind  attributeKind
+	value uint32 // number of a text; 0 = no rule names it
+}
+
+func (p *Program) fact(a *Attribute) fact {
+	if a == nil {
+		return fact{}
+	}
+	if a.kind == attributeString {
+		return fact{a.kind, p.values[a.text]}
+	}
+	return fact{kind: a.kind}
+}
+
+// facts looks up the attributes of a request that rules ask for.
+func (p *Program) facts(attributes []Attribute, into *[maxFacts]fact) {
+	for i := range attributes {
+		a := &attributes[i]
+		for slot, name := range p.names {
+			if name == a.name && into[slot].kind == attributeNone {
+				into[slot] = p.fact(a)
+			}
+		}
+	}
 }
 
 // scanned is the number of values up to which comparing one by one is faster than
@@ -49,9 +88,16 @@ type hit struct {
 }
 
 // evaluate gives the first targeting rule that matches, else the rollout.
-func (f *flag) evaluate(req *Request, unit bucket.Unit, typeErrors *uint16) hit {
+func (p *Program) evaluate(f *flag, req *Request, facts *[maxFacts]fact, unit bucket.Unit, typeErrors *uint16) hit {
 	for i := range f.rules {
-		if r := &f.rules[i]; r.matches(req.Attributes, typeErrors) {
+		r := &f.rules[i]
+		var seen fact
+		if r.slot < maxFacts {
+			seen = facts[r.slot]
+		} else {
+			seen = p.fact(find(req.Attributes, r.attribute))
+		}
+		if r.matches(seen, typeErrors) {
 			return hit{KindFlagTargeting, r.variant, int32(i)}
 		}
 	}
@@ -63,40 +109,41 @@ func (f *flag) evaluate(req *Request, unit bucket.Unit, typeErrors *uint16) hit 
 
 // matches applies one rule. A missing attribute matches nothing, NOT_IN included;
 // so does one of the wrong type, which is counted.
-func (r *rule) matches(attributes []Attribute, typeErrors *uint16) bool {
-	a := find(attributes, r.attribute)
-	if a == nil {
+func (r *rule) matches(f fact, typeErrors *uint16) bool {
+	switch {
+	case f.kind == attributeNone:
 		return false
-	}
-	if r.operator == donav1.TargetingRule_OPERATOR_EXISTS {
+	case r.operator == donav1.TargetingRule_OPERATOR_EXISTS:
 		return true
-	}
-	if a.kind != attributeString {
+	case f.kind != attributeString:
 		if *typeErrors < 1<<16-1 {
 			*typeErrors++
 		}
 		return false
 	}
-	return r.has(a.text) == (r.operator == donav1.TargetingRule_OPERATOR_IN)
+	return r.has(f.value) == (r.operator == donav1.TargetingRule_OPERATOR_IN)
 }
 
-func (r *rule) has(text string) bool {
+func (r *rule) has(value uint32) bool {
+	if value == 0 {
+		return false
+	}
 	if r.set != nil {
-		_, ok := r.set[text]
+		_, ok := r.set[value]
 		return ok
 	}
 	for _, v := range r.values {
-		if v == text {
+		if v == value {
 			return true
 		}
 	}
 	return false
 }
 
-// prepareFlag never fails: a rule that cannot be followed switches its flag off
+// flag prepares a rule and never fails: a rule that cannot be followed switches its flag off
 // and leaves the others alone.
-func prepareFlag(f *donav1.FlagRule, variant func(string) int32) flag {
-	out := flag{key: f.GetFlag(), percent: f.GetRolloutPercent(), name: f.GetRolloutVariant(), variant: variant(f.GetRolloutVariant())}
+func (c *compiler) flag(f *donav1.FlagRule) flag {
+	out := flag{key: f.GetFlag(), percent: f.GetRolloutPercent(), name: f.GetRolloutVariant(), variant: c.variant(f.GetRolloutVariant())}
 	if f.GetDisabled() {
 		out.off = offDisabled
 		return out
@@ -113,8 +160,8 @@ func prepareFlag(f *donav1.FlagRule, variant func(string) int32) flag {
 		return broken("rollout_variant is empty at %d %%", f.GetRolloutPercent())
 	}
 	for i, t := range f.GetTargeting() {
-		r := rule{attribute: t.GetAttribute(), operator: t.GetOperator(), values: t.GetValues(),
-			name: t.GetVariant(), variant: variant(t.GetVariant())}
+		r := rule{attribute: t.GetAttribute(), operator: t.GetOperator(), texts: t.GetValues(),
+			name: t.GetVariant(), variant: c.variant(t.GetVariant())}
 		if r.operator == donav1.TargetingRule_OPERATOR_UNSPECIFIED {
 			r.operator = donav1.TargetingRule_OPERATOR_IN
 		}
@@ -126,8 +173,12 @@ func prepareFlag(f *donav1.FlagRule, variant func(string) int32) flag {
 		if r.attribute == "" || r.name == "" {
 			return broken("targeting[%d] needs an attribute and a variant", i)
 		}
+		r.slot = c.slot(r.attribute)
+		for _, text := range r.texts {
+			r.values = append(r.values, c.value(text))
+		}
 		if len(r.values) > scanned {
-			r.set = make(map[string]struct{}, len(r.values))
+			r.set = make(map[uint32]struct{}, len(r.values))
 			for _, v := range r.values {
 				r.set[v] = struct{}{}
 			}
@@ -135,4 +186,28 @@ func prepareFlag(f *donav1.FlagRule, variant func(string) int32) flag {
 		out.rules = append(out.rules, r)
 	}
 	return out
+}
+
+// slot returns the place of an attribute among the facts.
+func (c *compiler) slot(attribute string) int {
+	for i, name := range c.p.names {
+		if name == attribute {
+			return i
+		}
+	}
+	if len(c.p.names) == maxFacts {
+		return maxFacts
+	}
+	c.p.names = append(c.p.names, attribute)
+	return len(c.p.names) - 1
+}
+
+// value returns the number of a text, from 1.
+func (c *compiler) value(text string) uint32 {
+	n, ok := c.p.values[text]
+	if !ok {
+		n = uint32(len(c.p.values) + 1)
+		c.p.values[text] = n
+	}
+	return n
 }

@@ -20,7 +20,9 @@ type Program struct {
 	endpoints  []Endpoint
 	details    []detail
 	variants   []variant
-	flags      []flag // sorted by key bytes
+	flags      []flag            // sorted by key bytes
+	names      []string          // attributes that rules ask for, by slot
+	values     map[string]uint32 // texts that rules compare with
 	weights    []weight
 	weightsKey string
 	policy     []string
@@ -70,6 +72,7 @@ func Compile(s *donav1.ConfigSnapshot, loads *plan.Loads) (*Program, error) {
 		policy:     slices.Clone(s.GetResidency().GetAllowedRegions()),
 		ruleID:     s.GetResidency().GetRuleId(),
 		plan:       s.GetPlan(),
+		values:     map[string]uint32{},
 	}
 	c := compiler{p: p, variants: map[string]int32{}, strings: map[string]string{}}
 	if err := c.endpoints(s, loads); err != nil {
@@ -152,7 +155,7 @@ func (c *compiler) weights(s *donav1.ConfigSnapshot) error {
 
 func (c *compiler) flags(s *donav1.ConfigSnapshot) error {
 	for _, f := range s.GetFlags() {
-		c.p.flags = append(c.p.flags, prepareFlag(f, c.variant))
+		c.p.flags = append(c.p.flags, c.flag(f))
 	}
 	slices.SortFunc(c.p.flags, func(a, b flag) int { return cmp.Compare(a.key, b.key) })
 	for i := range c.p.flags {

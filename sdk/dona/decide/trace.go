@@ -127,8 +127,8 @@ func (t *Trace) flagHit(p *Program, f *flag, h hit, req *Request) {
 	if h.kind == KindFlagTargeting {
 		r := &f.rules[h.rule]
 		rule := fmt.Sprintf("targeting[%d]: %s %s", h.rule, r.attribute, strings.TrimPrefix(r.operator.String(), "OPERATOR_"))
-		if len(r.values) > 0 {
-			rule += " " + strings.Join(r.values, ", ")
+		if len(r.texts) > 0 {
+			rule += " " + strings.Join(r.texts, ", ")
 		}
 		t.add("flag "+f.key, "gives "+name+": REASON_TARGETING_MATCH", rule)
 		return
