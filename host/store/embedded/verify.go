@@ -100,7 +100,9 @@ func (v *verifier) heads() (boltHead, error) {
 	if second.txid > first.txid {
 		newer, older = second, first
 	}
-	if newer.txid != older.txid+1 {
+	// 2 apart: the first commit to a backup, where bbolt puts the newer head
+	// first whatever its number is, may replace that one.
+	if gap := newer.txid - older.txid; gap != 1 && gap != 2 {
 		return boltHead{}, fmt.Errorf("has heads of commits %d and %d, which do not follow one another", older.txid, newer.txid)
 	}
 	if newer.freelist != noFreelist {
