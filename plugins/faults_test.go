@@ -6,6 +6,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
+	"path/filepath"
 	"strconv"
 	"strings"
 	"sync"
@@ -55,7 +57,7 @@ func TestPanicIsOneCallsError(t *testing.T) {
 	if m, err := f.Evaluate(t.Context(), "acts", request(t, "")); err != nil || m.Detail != "hi" {
 		t.Fatalf("the next call: %+v, %v", m, err)
 	}
-	if s := status(t, h, "acts"); s.GetExits() != 0 {
+	if s := stateOf(t, h, "acts"); s.GetExits() != 0 {
 		t.Errorf("exits %d, want 0", s.GetExits())
 	}
 }
@@ -81,7 +83,7 @@ func TestDeathInACall(t *testing.T) {
 			do := tc.do
 			if do == "kill" {
 				do = "hang"
-				pid := int(status(t, h, "acts").GetPid())
+				pid := int(stateOf(t, h, "acts").GetPid())
 				time.AfterFunc(50*time.Millisecond, func() { _ = syscall.Kill(pid, syscall.SIGKILL) })
 			}
 			began := time.Now()
@@ -92,11 +94,11 @@ func TestDeathInACall(t *testing.T) {
 			}
 			t.Logf("%v after %v", err, took)
 			eventually(t, h, "a second generation", func() bool {
-				s := status(t, h, "acts")
+				s := stateOf(t, h, "acts")
 				return s.GetState() == "ready" && s.GetGeneration() == 2 && s.GetExits() == 1
 			})
 			t.Logf("back %v after the call began", time.Since(began))
-			if s := status(t, h, "acts"); s.GetInstances() != 1 {
+			if s := stateOf(t, h, "acts"); s.GetInstances() != 1 {
 				t.Errorf("instances %d, want the one it had", s.GetInstances())
 			}
 			if m, err := f.Evaluate(t.Context(), "acts", request(t, "")); err != nil || m.Detail != "hi" {
@@ -134,14 +136,14 @@ func TestMissedDeadlinesReplaceTheProcess(t *testing.T) {
 	if _, err := f.Evaluate(t.Context(), "acts", request(t, "")); err != nil {
 		t.Fatal(err)
 	}
-	first := int(status(t, h, "acts").GetPid())
+	first := int(stateOf(t, h, "acts").GetPid())
 	for i := range 3 {
 		if _, err := f.Evaluate(t.Context(), "acts", request(t, "hang")); !errors.Is(err, plugins.ErrDeadline) {
 			t.Fatalf("call %d: %v, want ErrDeadline", i, err)
 		}
 	}
 	eventually(t, h, "another process", func() bool {
-		s := status(t, h, "acts")
+		s := stateOf(t, h, "acts")
 		return s.GetState() == "ready" && int(s.GetPid()) != first
 	})
 	if alive(first) {
@@ -165,7 +167,7 @@ func TestHastyCallersDoNotReplaceTheProcess(t *testing.T) {
 	if _, err := f.Evaluate(t.Context(), "acts", request(t, "")); err != nil {
 		t.Fatal(err)
 	}
-	if s := status(t, h, "acts"); s.GetGeneration() != 1 {
+	if s := stateOf(t, h, "acts"); s.GetGeneration() != 1 {
 		t.Errorf("generation %d, want 1", s.GetGeneration())
 	}
 }
@@ -198,7 +200,7 @@ func TestStopWhateverPluginsDo(t *testing.T) {
 		hanging <- err
 	}()
 	eventually(t, h, "the call is in flight", func() bool { return gauge(t, registry, "dona_plugin_inflight") > 0 })
-	stopped := int(status(t, h, "env").GetPid())
+	stopped := int(stateOf(t, h, "env").GetPid())
 	if err := syscall.Kill(stopped, syscall.SIGSTOP); err != nil {
 		t.Fatal(err)
 	}
@@ -260,8 +262,8 @@ func TestFailedStartsSayWhy(t *testing.T) {
 			if err := h.Ensure(plugins.KindAnalysis, tc.name); err != nil {
 				t.Fatal(err)
 			}
-			eventually(t, h, tc.state, func() bool { return status(t, h, tc.name).GetState() == tc.state })
-			s := status(t, h, tc.name)
+			eventually(t, h, tc.state, func() bool { return stateOf(t, h, tc.name).GetState() == tc.state })
+			s := stateOf(t, h, tc.name)
 			for _, w := range tc.words {
 				if !strings.Contains(s.GetReason(), w) {
 					t.Errorf("reason %q, want %q in it", s.GetReason(), w)
@@ -280,7 +282,7 @@ func TestFailedStartsSayWhy(t *testing.T) {
 			if err := h.Reset(plugins.KindAnalysis, tc.name); err != nil {
 				t.Fatal(err)
 			}
-			eventually(t, h, "another try", func() bool { return status(t, h, tc.name).GetStarts() > starts })
+			eventually(t, h, "another try", func() bool { return stateOf(t, h, tc.name).GetStarts() > starts })
 		})
 	}
 }
@@ -304,7 +306,7 @@ func TestFloodAndForgedLines(t *testing.T) {
 	if m, err := f.Evaluate(t.Context(), "acts", request(t, "")); err != nil || m.Detail != "hi" {
 		t.Fatalf("after the flood: %+v, %v", m, err)
 	}
-	if s := status(t, h, "acts"); s.GetGeneration() != 1 {
+	if s := stateOf(t, h, "acts"); s.GetGeneration() != 1 {
 		t.Errorf("generation %d, want 1", s.GetGeneration())
 	}
 }
@@ -427,7 +429,7 @@ func TestReloadUnderLoadLosesNoCall(t *testing.T) {
 	cancel()
 	callers.Wait()
 	t.Logf("%d calls, %d failed", done.Load(), failed.Load())
-	if s := status(t, h, "acts"); s.GetGeneration() != 4 || s.GetExits() != 0 {
+	if s := stateOf(t, h, "acts"); s.GetGeneration() != 4 || s.GetExits() != 0 {
 		t.Errorf("status %v", s)
 	}
 }
@@ -437,8 +439,8 @@ func TestBackoffHoldsAPluginAway(t *testing.T) {
 	o.Backoff = plugins.Backoff{Min: time.Hour, Max: time.Hour}
 	h := startHost(t, o)
 	await(t, h, plugins.KindAnalysis, "acts")
-	_ = syscall.Kill(int(status(t, h, "acts").GetPid()), syscall.SIGKILL)
-	eventually(t, h, "backoff", func() bool { return status(t, h, "acts").GetState() == "backoff" })
+	_ = syscall.Kill(int(stateOf(t, h, "acts").GetPid()), syscall.SIGKILL)
+	eventually(t, h, "backoff", func() bool { return stateOf(t, h, "acts").GetState() == "backoff" })
 	f := analysis.New(h)
 	if _, err := f.Evaluate(t.Context(), "acts", request(t, "")); !errors.Is(err, plugins.ErrAway) {
 		t.Errorf("call: %v, want ErrAway", err)
@@ -511,4 +513,110 @@ func TestRunDirectoryIsRefused(t *testing.T) {
 	if err := h.Start(t.Context()); err == nil || !strings.Contains(err.Error(), "allowed is 0700") {
 		t.Errorf("open to all: %v", err)
 	}
+}
+
+func TestUnhealthyIsOutOfUseUntilItIsHealthy(t *testing.T) {
+	mood := filepath.Join(t.TempDir(), "mood")
+	o := newOptions(t)
+	o.Plugins = map[plugins.ID]plugins.PluginConfig{
+		{Kind: plugins.KindAnalysis, Name: "moody"}: {Env: map[string]string{"MOOD": mood}},
+	}
+	o.Backoff.Max = o.Backoff.Min
+	o.Limits.QuarantineAt = 1000
+	if err := os.WriteFile(mood, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	h := startHost(t, o)
+	if err := h.Ensure(plugins.KindAnalysis, "moody"); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, h, "a start that failed for its health", func() bool {
+		s := stateOf(t, h, "moody")
+		return s.GetState() == "backoff" && strings.Contains(s.GetReason(), "plugin is unhealthy: not today")
+	})
+	if err := os.Remove(mood); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, h, "ready", func() bool { return h.Ready(plugins.KindAnalysis, "moody") })
+	generation := stateOf(t, h, "moody").GetGeneration()
+
+	// It falls ill and recovers while it runs: the process stays.
+	if err := os.WriteFile(mood, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, h, "out of use", func() bool { return stateOf(t, h, "moody").GetState() == "backoff" })
+	req := request(t, "")
+	req.Query.Config = nil
+	if _, err := analysis.New(h).Evaluate(t.Context(), "moody", req); !errors.Is(err, plugins.ErrAway) {
+		t.Errorf("call: %v", err)
+	}
+	if err := os.Remove(mood); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, h, "in use again", func() bool { return h.Ready(plugins.KindAnalysis, "moody") })
+	if g := stateOf(t, h, "moody").GetGeneration(); g != generation {
+		t.Errorf("generation %d, want %d", g, generation)
+	}
+}
+
+func TestForgottenInstanceIsConfiguredAgain(t *testing.T) {
+	h := startHost(t, newOptions(t))
+	await(t, h, plugins.KindAnalysis, "forgetful")
+	req := request(t, "")
+	req.Query.Config = nil
+	if _, err := analysis.New(h).Evaluate(t.Context(), "forgetful", req); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestFailedReloadKeepsTheOldProcess(t *testing.T) {
+	broken := filepath.Join(t.TempDir(), "broken")
+	o := newOptions(t)
+	o.Plugins = map[plugins.ID]plugins.PluginConfig{
+		{Kind: plugins.KindAnalysis, Name: "acts"}: {Env: map[string]string{"REFUSE_TO_START_IF": broken}},
+	}
+	h := startHost(t, o)
+	await(t, h, plugins.KindAnalysis, "acts")
+	before := stateOf(t, h, "acts")
+	if err := os.WriteFile(broken, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	err := h.Reload(t.Context(), plugins.KindAnalysis, "acts")
+	if err == nil || !strings.Contains(err.Error(), "refusing to start") || !strings.Contains(err.Error(), "generation 1 stays") {
+		t.Fatalf("reload: %v", err)
+	}
+	after := stateOf(t, h, "acts")
+	if after.GetState() != "ready" || after.GetPid() != before.GetPid() || !strings.Contains(after.GetReason(), "refusing to start") {
+		t.Errorf("status %v", after)
+	}
+	if _, err := analysis.New(h).Evaluate(t.Context(), "acts", request(t, "")); err != nil {
+		t.Error(err)
+	}
+}
+
+// A start that hangs does not hold up the stop.
+func TestStopDuringAStart(t *testing.T) {
+	o := newOptions(t)
+	h := startHost(t, o)
+	if err := h.Ensure(plugins.KindAnalysis, "raw-silent"); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, h, "a process", func() bool { return stateOf(t, h, "raw-silent").GetStarts() == 1 })
+	began := time.Now()
+	h.Stop(context.Background())
+	t.Logf("stopped in %v", time.Since(began))
+	if !empty(t, o.RunDir)() {
+		t.Error("run directory is not empty")
+	}
+}
+
+func TestRequiredPluginsStartWithTheHost(t *testing.T) {
+	o := newOptions(t)
+	o.Plugins = map[plugins.ID]plugins.PluginConfig{
+		{Kind: plugins.KindStrategy, Name: "turns"}:    {Required: true},
+		{Kind: plugins.KindAnalysis, Name: "raw-junk"}: {Required: true},
+	}
+	h := startHost(t, o)
+	junk := plugins.ID{Kind: plugins.KindAnalysis, Name: "raw-junk"}
+	eventually(t, h, "one of two", func() bool { m := h.Missing(); return len(m) == 1 && m[0] == junk })
 }

@@ -13,6 +13,8 @@ import (
 	"sync/atomic"
 	"time"
 
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/structpb"
 
 	"github.com/dodona-project/dodona/plugins/watchdog"
@@ -23,8 +25,11 @@ import (
 // MaxConfigLen bounds a configuration, in bytes of JSON.
 const MaxConfigLen = 64 << 10
 
-// stopWait bounds Stop together with the watchdog's own second.
-const stopWait = 4 * time.Second
+// stopWait bounds Stop together with the watchdog's own second and eventsWait.
+const (
+	stopWait   = 3500 * time.Millisecond
+	eventsWait = 400 * time.Millisecond
+)
 
 // A Host runs plugins. Make it with New, then Start it once and Stop it once;
 // all other methods may be called concurrently, at any time.
@@ -149,7 +154,7 @@ func (h *Host) Stop(ctx context.Context) {
 		}
 		h.dog.Close() // ends what is left
 		h.run.close()
-		h.events.close(time.Second)
+		h.events.close(eventsWait)
 	})
 }
 
@@ -332,7 +337,11 @@ func (h *Host) Validate(ctx context.Context, id ID, config *structpb.Struct) err
 	ctx, cancel := context.WithTimeout(ctx, g.limits.Configure)
 	defer cancel()
 	bad, err := g.configure(ctx, Instance{ID: "validate", Config: config}, true)
-	if err != nil {
+	switch status.Code(err) {
+	case codes.OK:
+	case codes.Internal, codes.Unknown:
+		bad = []Violation{{Message: "the plugin failed on it: " + statusText(err)}}
+	default:
 		// It went away in between: what its schema says holds.
 		return refusal(id, g.schema().Check(config))
 	}

@@ -49,7 +49,7 @@ func TestFirstUseStartsAndAnswers(t *testing.T) {
 	if m.Verdict != donav1.Verdict_VERDICT_PASS || m.Detail != "hi" || m.Plugin != "acts" || m.Version != "1.2.3" || !strings.HasPrefix(m.Digest, "sha256:") {
 		t.Fatalf("measurement %+v", m)
 	}
-	s := status(t, h, "acts")
+	s := stateOf(t, h, "acts")
 	if s.GetState() != "ready" || s.GetPid() == 0 || s.GetInstances() != 1 || s.GetSource() != "builtin" || s.GetGeneration() != 1 {
 		t.Fatalf("status %v", s)
 	}
@@ -80,7 +80,7 @@ func TestStopLeavesNothing(t *testing.T) {
 	o := newOptions(t)
 	h := startHost(t, o)
 	await(t, h, plugins.KindAnalysis, "acts")
-	pid := int(status(t, h, "acts").GetPid())
+	pid := int(stateOf(t, h, "acts").GetPid())
 	h.Stop(context.Background())
 	if alive(pid) {
 		t.Errorf("process %d lives", pid)
@@ -89,7 +89,7 @@ func TestStopLeavesNothing(t *testing.T) {
 	if err != nil || len(left) != 0 {
 		t.Errorf("left in the run directory: %v, %v", left, err)
 	}
-	if s := status(t, h, "acts"); s.GetState() != "stopped" {
+	if s := stateOf(t, h, "acts"); s.GetState() != "stopped" {
 		t.Errorf("state %s", s.GetState())
 	}
 }

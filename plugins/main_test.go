@@ -11,12 +11,15 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
 
 	"github.com/hashicorp/go-hclog"
 	"go.uber.org/goleak"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 
 	"github.com/dodona-project/dodona/plugins"
 	donav1 "github.com/dodona-project/dodona/proto/dona/v1"
@@ -27,6 +30,7 @@ import (
 // The test binary is the host's program in these tests: started again it is a
 // plugin, the watchdog, a plugin that keeps no rules, or a host to be killed.
 func TestMain(m *testing.M) {
+	benchProcess()
 	raw()
 	plugins.Dispatch(testPlugins())
 	if len(os.Args) > 1 && os.Args[1] == "__host" {
@@ -42,6 +46,8 @@ func testPlugins() []*plugin.Plugin {
 		plugin.AnalysisOf("acts", "1.2.3", acts{}, plugin.Summary("does what it is told"), plugin.MaxConcurrency(4)),
 		plugin.Strategy("turns", "0.1.0", turns),
 		plugin.Analysis("env", "0.1.0", showEnv),
+		plugin.AnalysisOf("moody", "0.1.0", moody{}),
+		plugin.Analysis("forgetful", "0.1.0", forget),
 	}
 	for _, name := range []string{"raw-junk", "raw-silent", "raw-bomb", "raw-version", "raw-exit", "raw-flood"} {
 		list = append(list, plugin.Analysis(name, "0.1.0", nil))
@@ -120,6 +126,30 @@ func fork(arg string) string {
 	return fmt.Sprint(cmd.Process.Pid)
 }
 
+// moody is as healthy as the file named by MOOD is absent.
+type moody struct{}
+
+func (moody) Evaluate(context.Context, *pluginv1.EvaluateRequest) (*pluginv1.EvaluateReply, error) {
+	return &pluginv1.EvaluateReply{Verdict: donav1.Verdict_VERDICT_PASS}, nil
+}
+
+func (moody) Health(context.Context) error {
+	if _, err := os.Stat(os.Getenv("MOOD")); err == nil {
+		return errors.New("not today")
+	}
+	return nil
+}
+
+var forgot atomic.Int32
+
+// forget says once that it does not know its instance.
+func forget(context.Context, *pluginv1.EvaluateRequest) (*pluginv1.EvaluateReply, error) {
+	if forgot.Add(1) == 1 {
+		return nil, status.Error(codes.FailedPrecondition, "instance is not configured")
+	}
+	return &pluginv1.EvaluateReply{Verdict: donav1.Verdict_VERDICT_PASS}, nil
+}
+
 func turns(context.Context, *pluginv1.CompileRequest) (*pluginv1.CompileReply, error) {
 	return &pluginv1.CompileReply{Plan: &donav1.Plan{Algorithm: donav1.Algorithm_ALGORITHM_ROUND_ROBIN}}, nil
 }
@@ -133,6 +163,12 @@ func showEnv(context.Context, *pluginv1.EvaluateRequest) (*pluginv1.EvaluateRepl
 
 // raw are plugins that do not use the SDK and keep no rule.
 func raw() {
+	if f := os.Getenv("REFUSE_TO_START_IF"); f != "" {
+		if _, err := os.Stat(f); err == nil {
+			fmt.Fprintln(os.Stderr, "refusing to start")
+			os.Exit(9)
+		}
+	}
 	if len(os.Args) < 3 || !strings.HasPrefix(os.Args[2], "analysis/raw-") {
 		return
 	}
@@ -239,7 +275,7 @@ func until(t testing.TB, what string, notice <-chan struct{}, ok func() bool) {
 	}
 }
 
-func status(t testing.TB, h *plugins.Host, name string) *donav1.PluginStatus {
+func stateOf(t testing.TB, h *plugins.Host, name string) *donav1.PluginStatus {
 	t.Helper()
 	s, err := h.Status(plugins.KindAnalysis, name)
 	if err != nil {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"google.golang.org/grpc"
@@ -24,6 +25,7 @@ type lifecycle struct {
 	config *configurer
 	guard  *guard
 
+	asking    atomic.Bool // the plugin's Health runs
 	drainOnce sync.Once
 	drained   chan struct{} // closed when the host has drained us
 }
@@ -91,9 +93,16 @@ func (l *lifecycle) health(ctx context.Context) *pluginv1.Health {
 	if !ok {
 		return &pluginv1.Health{State: pluginv1.Health_STATE_HEALTHY}
 	}
+	if !l.asking.CompareAndSwap(false, true) {
+		return &pluginv1.Health{State: pluginv1.Health_STATE_UNHEALTHY, Reason: "Health has not returned"}
+	}
 	ctx, cancel := context.WithTimeout(ctx, healthTimeout)
 	defer cancel()
-	if err := l.own(ctx, h.Health); err != nil {
+	ask := func(ctx context.Context) error {
+		defer l.asking.Store(false)
+		return h.Health(ctx)
+	}
+	if err := l.own(ctx, ask); err != nil {
 		return &pluginv1.Health{State: pluginv1.Health_STATE_UNHEALTHY, Reason: clip(err.Error())}
 	}
 	return &pluginv1.Health{State: pluginv1.Health_STATE_HEALTHY}
