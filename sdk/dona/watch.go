@@ -110,7 +110,8 @@ func (s *Service) take(f *donav1.ConfigSnapshot, h *host) error {
 	}
 	switch f.GetForm() {
 	case donav1.ConfigSnapshot_FORM_UNCHANGED:
-		if s.current.Load() == nil || f.GetVersion() != s.held.version {
+		if s.current.Load() == nil || f.GetVersion() != s.held.version ||
+			len(f.GetChecksum()) > 0 && !bytes.Equal(f.GetChecksum(), s.held.checksum[:]) {
 			return reject(fmt.Errorf("%w: version %d is called unchanged, held is %d", errFull, f.GetVersion(), s.held.version))
 		}
 		s.confirmed(h)

@@ -73,7 +73,9 @@ func (g *gather) add(e *event, now time.Time) (lost uint64) {
 	if e.unitLen != 0 {
 		lost += g.expose(e, now)
 	}
-	if e.view.Constrained() {
+	// An audit says who served or that nobody may. When nobody could, for another
+	// reason than residency, there is nothing to prove.
+	if e.view.Constrained() && (e.denied || e.endpoint >= 0) {
 		k := auditKey{e.program, e.view, e.endpoint, e.denied, now.Unix(), clean(e.text, maxID)}
 		lost += count(g.audits, k, maxAudits)
 	}

@@ -82,6 +82,8 @@ func TestFolding(t *testing.T) {
 		r.Outcome(p, 1, report.Outcome{Code: "bad\ncode" + strings.Repeat("x", 40)})
 		denied := p.Decide(&decide.Request{Regions: []string{"mars"}})
 		r.Decision(p, &denied, "", "request-1")
+		tried := p.Decide(&decide.Request{Tried: []string{"a", "b"}, Regions: []string{"eu"}})
+		r.Decision(p, &tried, "", "")
 		r.Applied("checkout", 7)
 		if err := r.Close(t.Context()); err != nil {
 			t.Fatal(err)
@@ -270,14 +272,4 @@ func TestNotingAllocatesNothing(t *testing.T) {
 	if least != 0 {
 		t.Errorf("%v allocations", least)
 	}
-}
-
-func BenchmarkOutcome(b *testing.B) {
-	p := program(b)
-	r := start(&inbox{})
-	defer r.Close(b.Context())
-	for b.Loop() {
-		r.Outcome(p, 0, report.Outcome{Success: true, Latency: time.Millisecond, Code: "OK"})
-	}
-	b.ReportMetric(float64(r.Stats().Dropped)/float64(b.N), "dropped/op")
 }
