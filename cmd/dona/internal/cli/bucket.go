@@ -18,7 +18,7 @@ which percentage on the unit is in. It is computed here, by the same code as in
 the SDK; no host is asked. The key under which weights place a unit is
 @weights/SERVICE.`,
 		Args: func(cmd *cobra.Command, args []string) error {
-			if err := positional("UNIT", "a FLAG")(cmd, args); err != nil {
+			if err := positional("UNIT", "FLAG"+anyForm)(cmd, args); err != nil {
 				return err
 			}
 			if err := bucket.CheckUnit(args[0]); err != nil {

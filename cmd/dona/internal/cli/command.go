@@ -34,7 +34,7 @@ func group(use, short string, commands ...*cobra.Command) *cobra.Command {
 func positional(names ...string) cobra.PositionalArgs {
 	return func(cmd *cobra.Command, args []string) error {
 		if len(args) != len(names) {
-			return usage("%s wants %s, got %d; see %s --help", cmd.CommandPath(), strings.Join(names, " and "), len(args), cmd.CommandPath())
+			return usage("%s wants %s, got %d; see %s --help", cmd.CommandPath(), wanted(names), len(args), cmd.CommandPath())
 		}
 		for i, name := range names {
 			if err := checkArgument(name, args[i]); err != nil {
@@ -43,6 +43,16 @@ func positional(names ...string) cobra.PositionalArgs {
 		}
 		return nil
 	}
+}
+
+// anyForm marks an argument that has the name of one with a grammar, and none.
+const anyForm = " of any form"
+
+func wanted(names []string) string {
+	if len(names) == 0 {
+		return "no arguments"
+	}
+	return strings.ReplaceAll(strings.Join(names, " and "), anyForm, "")
 }
 
 func checkArgument(name, value string) error {

@@ -76,7 +76,6 @@ blank or "->" in it is quoted.
 	fl.BoolVar(&f.noMatch, "no-match", false, "remove the targeting rules")
 	fl.BoolVar(&f.disabled, "disabled", false, "leave the flag out of every decision; --disabled=false takes it in again")
 	fl.Uint64Var(&f.expected, "expected-version", 0, "change it only if its version is this one")
-	cmd.MarkFlagsMutuallyExclusive("match", "no-match")
 	return cmd
 }
 
@@ -86,6 +85,9 @@ func (f *flagFlags) targeting() ([]*donav1.TargetingRule, error) {
 	}
 	if err := limits.OptionalName(f.variant); err != nil {
 		return nil, usage("--variant %v", err)
+	}
+	if f.noMatch && len(f.match) > 0 {
+		return nil, usage("--match and --no-match contradict each other: allowed is one of them")
 	}
 	var rules []*donav1.TargetingRule
 	for _, text := range f.match {

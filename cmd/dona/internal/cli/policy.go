@@ -58,14 +58,18 @@ func (a *app) policySetCommand() *cobra.Command {
 	fl.StringVar(&f.strategyConfig, "strategy-config", "", "its configuration: JSON, or @FILE")
 	fl.StringVar(&f.probe, "probe", "", "probe plugin for the endpoints, or none")
 	fl.StringVar(&f.probeConfig, "probe-config", "", "its configuration: JSON, or @FILE")
-	cmd.MarkFlagsMutuallyExclusive("region", "clear-residency")
-	cmd.MarkFlagsOneRequired("region", "clear-residency", "strategy", "strategy-config", "probe", "probe-config")
 	return cmd
 }
 
 func (f *policyFlags) request(a *app, service string) (*donav1.SetServicePolicyRequest, error) {
 	request := &donav1.SetServicePolicyRequest{
 		Service: service, Strategy: f.strategy, Probe: f.probe, ClearResidency: f.clear,
+	}
+	switch {
+	case f.clear && len(f.regions) > 0:
+		return nil, usage("--clear-residency and --region contradict each other: allowed is one of them")
+	case len(f.regions) == 0 && !f.clear && f.rule+f.strategy+f.strategyConfig+f.probe+f.probeConfig == "":
+		return nil, usage("dona policy set says nothing to change; see dona policy set --help")
 	}
 	if f.rule != "" && len(f.regions) == 0 {
 		return nil, usage("--rule-id is for --region, and none is given")

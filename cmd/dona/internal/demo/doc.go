@@ -56,7 +56,7 @@ func Run(ctx context.Context, o Options) (err error) {
 	s := &stage{
 		options: o, dir: dir,
 		story: newStory(o.Screen),
-		spawn: newSpawner(children(o.Environ)),
+		spawn: newSpawner(children(o.Environ, dir)),
 		seen:  newObserver(),
 	}
 	playErr := s.play(whole)
@@ -116,14 +116,22 @@ func (s *stage) judge(playErr error, left []string) error {
 	return fmt.Errorf("%w: %s", ErrUnfulfilled, strings.Join(failed, "; "))
 }
 
+// maxTemp is how long the children's TMPDIR may be: the paths of sockets below
+// it have little room.
+const maxTemp = 38
+
 // children is the environment of the children: without the settings that this
-// machine has for hosts and clients, which are not the demo's.
-func children(environ []string) []string {
+// machine has for hosts and clients, which are not the demo's, and with a
+// temporary directory inside the demo's, so that it goes with it.
+func children(environ []string, dir string) []string {
 	var out []string
 	for _, e := range environ {
 		if !strings.HasPrefix(e, "DONA_") && !strings.HasPrefix(e, "OTEL_") {
 			out = append(out, e)
 		}
+	}
+	if temp := filepath.Join(dir, "t"); len(temp) <= maxTemp && os.Mkdir(temp, 0o700) == nil {
+		out = append(out, "TMPDIR="+temp)
 	}
 	return out
 }

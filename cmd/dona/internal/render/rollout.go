@@ -201,7 +201,7 @@ func Brief(r Rollout, details bool) string {
 	st := r.Status
 	var b strings.Builder
 	fmt.Fprintf(&b, "%s -> %s %s", Clean(st.GetStableVariant()), Clean(st.GetCanaryVariant()), State(st.GetState()))
-	if n := len(st.GetSteps()); n > 0 && !Ended(st.GetState()) && st.GetState() != donav1.RolloutStatus_STATE_PENDING {
+	if n := len(st.GetSteps()); n > 0 && !Ended(st.GetState()) && st.GetStepPercent() > 0 {
 		fmt.Fprintf(&b, " step %d/%d at %d %%", st.GetStepIndex()+1, n, st.GetStepPercent())
 	}
 	if st.GetState() != donav1.RolloutStatus_STATE_PENDING {
