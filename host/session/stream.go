@@ -127,11 +127,14 @@ func (s *Stream) load(tx store.ReadTx) (*statev1.Lease, error) {
 // End gives the lease up for the reason named and returns how many heartbeats
 // renewed it. Goodbye and Refused end it at once; Broken too, unless removals are
 // frozen or would have to be: then the lease waits for its client. ByHost keeps
-// it for the heartbeats that may be missed. The end of a stream that was replaced
-// changes nothing.
+// it for the heartbeats that may be missed, and while the host drains Broken is taken
+// for ByHost. The end of a stream that was replaced changes nothing.
 func (s *Stream) End(ctx context.Context, reason Reason) (beats uint64, err error) {
 	r := s.registry
 	defer r.forget(s)
+	if reason == Broken && r.draining.Load() {
+		reason = ByHost // a stopping host breaks its streams itself
+	}
 	var froze *statev1.Freeze
 	var ended bool
 	err = r.store.Update(ctx, store.Soft, func(tx store.Tx) error {
