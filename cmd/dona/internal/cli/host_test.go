@@ -1,0 +1,111 @@
+package cli_test
+
+import (
+	"bytes"
+	"context"
+	"io"
+	"net"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/rogpeppe/go-internal/testscript"
+
+	"github.com/dodona-project/dodona/cmd/dona/internal/demo"
+)
+
+// startHost builds the host program and runs it on its own data and ports until
+// the test ends. It returns its address.
+func startHost(t *testing.T) string {
+	dir := t.TempDir()
+	program := filepath.Join(dir, "dona-host")
+	build := exec.Command("go", "build", "-o", program, "github.com/dodona-project/dodona/cmd/dona-host")
+	if out, err := build.CombinedOutput(); err != nil {
+		t.Fatalf("build of the host: %v\n%s", err, out)
+	}
+	addresses := freeAddresses(t, 3)
+	var log bytes.Buffer
+	host := exec.Command(program, "--dev", "--data-dir", filepath.Join(dir, "data"),
+		"--grpc-listen", addresses[0], "--bootstrap-listen", addresses[1], "--http-listen", addresses[2])
+	host.Stdout, host.Stderr = &log, &log
+	if err := host.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		_ = host.Process.Signal(syscall.SIGTERM)
+		if err := host.Wait(); err != nil || t.Failed() {
+			t.Logf("the host ended: %v\n%s", err, log.String())
+		}
+	})
+	return addresses[0]
+}
+
+// freeAddresses returns addresses that nobody listens on at the moment.
+func freeAddresses(t *testing.T, n int) []string {
+	addresses := make([]string, n)
+	for i := range addresses {
+		listener, err := net.Listen("tcp", "127.0.0.1:0")
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer listener.Close() // after all of them, so that they differ
+		addresses[i] = listener.Addr().String()
+	}
+	return addresses
+}
+
+// TestAgainstTheHost runs testdata/host against the real program, with a real
+// endpoint that registers through the SDK. Besides the usual commands the
+// scripts have
+//
+//	eventually PATTERN dona ...   repeat until stdout matches
+func TestAgainstTheHost(t *testing.T) {
+	if testing.Short() {
+		t.Skip("builds the host and runs it")
+	}
+	address := startHost(t)
+	stdin, hold := io.Pipe()
+	served := make(chan error, 1)
+	go func() {
+		served <- demo.Serve(context.Background(), demo.Variant{
+			Target: address, Service: "checkout", Name: "v1", Endpoints: 1, Region: "eu-west",
+		}, stdin)
+	}()
+	t.Cleanup(func() {
+		_ = hold.Close()
+		if err := <-served; err != nil {
+			t.Errorf("the endpoint: %v", err)
+		}
+	})
+	t.Run("scripts", func(t *testing.T) {
+		testscript.Run(t, testscript.Params{
+			Dir:                 "testdata/host",
+			RequireExplicitExec: true,
+			Deadline:            time.Now().Add(scriptTime),
+			Setup: func(env *testscript.Env) error {
+				env.Setenv("DONA_HOST", address)
+				return nil
+			},
+			Cmds: map[string]func(*testscript.TestScript, bool, []string){
+				"code": wantCode, "validjson": validJSON, "eventually": eventually,
+			},
+		})
+	})
+}
+
+func eventually(ts *testscript.TestScript, _ bool, args []string) {
+	want, err := regexp.Compile(args[0])
+	ts.Check(err)
+	for limit := time.Now().Add(scriptTime / 2); ; {
+		err := ts.Exec(args[1], args[2:]...)
+		if err == nil && want.MatchString(ts.ReadFile("stdout")) {
+			return
+		}
+		if time.Now().After(limit) {
+			ts.Fatalf("stdout never matched %q", args[0])
+		}
+	}
+}
