@@ -19,7 +19,8 @@ func BenchmarkPickDone(b *testing.B) {
 		s.Endpoints = append(s.Endpoints, &donav1.Endpoint{Id: fmt.Sprint("e", i), Address: "10.0.0.1:80", Variant: "v1", Region: "eu", LbWeight: 100})
 	}
 	h.publish(s)
-	svc := dial(b, h.address).Service("checkout")
+	c := dial(b, h.address)
+	svc := c.Service("checkout")
 	ready(b, svc)
 	ctx := b.Context()
 	one := func() {
@@ -31,9 +32,11 @@ func BenchmarkPickDone(b *testing.B) {
 	}
 	b.Run("serial", func(b *testing.B) {
 		b.ReportAllocs()
+		before := c.Stats().Dropped
 		for b.Loop() {
 			one()
 		}
+		b.ReportMetric(float64(c.Stats().Dropped-before)/float64(b.N), "dropped/op")
 	})
 	b.Run("parallel", func(b *testing.B) {
 		b.RunParallel(func(pb *testing.PB) {

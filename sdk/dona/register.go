@@ -115,7 +115,13 @@ func (r *Registration) Wait(ctx context.Context) error {
 	case <-r.refused:
 		return r.Problem()
 	case <-r.ended:
-		return ErrClosed
+		// A refusal ends the loop too, and both may be seen at once.
+		select {
+		case <-r.refused:
+			return r.Problem()
+		default:
+			return ErrClosed
+		}
 	case <-ctx.Done():
 		if p := r.Problem(); p != nil {
 			return fmt.Errorf("register %s: %w: %w", r.endpoint.ID, context.Cause(ctx), p)

@@ -40,6 +40,7 @@ func (r *Reporter) fold() {
 		}
 		select {
 		case <-tick.C:
+		case <-r.hurry:
 		case <-r.closing:
 			r.drain()
 			return

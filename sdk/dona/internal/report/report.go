@@ -55,6 +55,7 @@ type Reporter struct {
 
 	asleep   atomic.Bool // the folder waits for wake
 	wake     chan struct{}
+	hurry    chan struct{} // a ring is half full: do not wait for the tick
 	dropped  atomic.Uint64
 	reported atomic.Uint64
 
@@ -74,7 +75,7 @@ type Reporter struct {
 
 // New starts a reporter. Close it.
 func New(cfg Config) *Reporter {
-	r := &Reporter{cfg: cfg, wake: make(chan struct{}, 1), next: newGather(), applied: map[string]*donav1.AppliedConfig{},
+	r := &Reporter{cfg: cfg, wake: make(chan struct{}, 1), hurry: make(chan struct{}, 1), next: newGather(), applied: map[string]*donav1.AppliedConfig{},
 		due: make(chan struct{}, 1), there: make(chan struct{}, 1), closing: make(chan struct{}), folded: make(chan struct{}), sent: make(chan struct{})}
 	for i := range r.rings {
 		r.rings[i] = newRing(ringSize)
@@ -115,7 +116,7 @@ func (r *Reporter) Decision(p *decide.Program, res *decide.Result, unit, id stri
 		e.text = strings.Clone(id)
 	}
 	e.turn.Store(at + 1)
-	r.rouse()
+	r.rouse(at)
 }
 
 // Outcome notes how a call to an endpoint of p went.
@@ -129,10 +130,15 @@ func (r *Reporter) Outcome(p *decide.Program, endpoint int32, o Outcome) {
 	e.program, e.view, e.endpoint = p, nil, endpoint
 	e.success, e.latency, e.text = o.Success, o.Latency, o.Code
 	e.turn.Store(at + 1)
-	r.rouse()
+	r.rouse(at)
 }
 
-func (r *Reporter) rouse() {
+// rouse wakes the folder when it sleeps, and hurries it each time half a ring was
+// filled.
+func (r *Reporter) rouse(at uint64) {
+	if at%(ringSize/2) == ringSize/2-1 {
+		signal(r.hurry)
+	}
 	if r.asleep.Load() && r.asleep.CompareAndSwap(true, false) {
 		r.wake <- struct{}{} // has room: only who ends the sleep sends
 	}
