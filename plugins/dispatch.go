@@ -26,7 +26,8 @@ func Dispatch(builtins []*plugin.Plugin) {
 		os.Exit(2)
 	}
 	if os.Args[1] == watchdog.Arg {
-		os.Exit(watchdog.Main(os.Stdin))
+		watchdog.Main()
+		os.Exit(0)
 	}
 	if len(os.Args) > 2 {
 		id, err := parseID(os.Args[2])

@@ -25,15 +25,19 @@ import (
 // Arg is the hidden first argument with which a program becomes a watchdog.
 const Arg = "__dona-watchdog"
 
-// Main is the watchdog process: it reads what to watch from in until the end
-// and then ends what is left. It returns the exit code.
-//
-// Lines are "+<pgid> <dir>" and "-<pgid>"; a dir may be empty. Group 0 is no
-// group, only a directory.
-func Main(in io.Reader) int {
+// Main is the watchdog process: it watches what its stdin says.
+func Main() {
 	// Whoever ends the host by a signal to all its processes ends the host
 	// first; this one goes last, by itself.
 	signal.Ignore(syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGPIPE)
+	Watch(os.Stdin)
+}
+
+// Watch reads what to watch from in until its end and then ends what is left.
+//
+// Lines are "+<pgid> <dir>" and "-<pgid>"; a dir may be empty. Group 0 is no
+// group, only a directory. Other lines are ignored.
+func Watch(in io.Reader) {
 	watched := make(map[int]string)
 	lines := bufio.NewScanner(in)
 	lines.Buffer(make([]byte, 1<<10), 64<<10)
@@ -41,7 +45,6 @@ func Main(in io.Reader) int {
 		apply(watched, lines.Text())
 	}
 	end(watched)
-	return 0
 }
 
 func apply(watched map[int]string, line string) {

@@ -1,0 +1,182 @@
+//go:build linux
+
+package runner_test
+
+import (
+	"context"
+	"io"
+	"os"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+
+	"github.com/dodona-project/dodona/plugins/runner"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// run is a shell script run as a plugin process.
+type run struct {
+	*runner.Process
+	mu             sync.Mutex
+	stdout, stderr []string
+	started, ended int
+}
+
+func start(t *testing.T, script string) *run {
+	t.Helper()
+	r := &run{}
+	add := func(to *[]string) func([]byte) {
+		return func(line []byte) {
+			r.mu.Lock()
+			defer r.mu.Unlock()
+			*to = append(*to, string(line))
+		}
+	}
+	dir := t.TempDir()
+	r.Process = runner.New(runner.Config{
+		Name: "test", Path: "/bin/sh", Args: []string{"-c", script}, Env: []string{"PATH=/usr/bin:/bin"},
+		Dir: dir, SocketDir: dir, Stdout: add(&r.stdout), Stderr: add(&r.stderr),
+		Started: func(pgid int) { r.started = pgid }, Ended: func(pgid int) { r.ended = pgid },
+	}, []string{"PLUGIN_UNIX_SOCKET_DIR=" + dir})
+	if err := r.Start(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = r.Kill(context.Background()) })
+	return r
+}
+
+func (r *run) wait(t *testing.T) {
+	t.Helper()
+	select {
+	case <-r.Done():
+	case <-time.After(time.Minute):
+		t.Fatal("the process lives")
+	}
+}
+
+func (r *run) lines() (stdout, stderr string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return strings.Join(r.stdout, "\n"), strings.Join(r.stderr, "\n")
+}
+
+const shake = "1|1|unix|/tmp/x/s|grpc|cert"
+
+func TestOnlyTheHandshakePassesOn(t *testing.T) {
+	r := start(t, "echo before; echo '"+shake+"'; echo after; echo '"+shake+"'; echo words >&2")
+	read, err := io.ReadAll(r.Stdout())
+	if err != nil || string(read) != shake+"\n" {
+		t.Errorf("go-plugin reads %q, %v", read, err)
+	}
+	quiet, err := io.ReadAll(r.Stderr())
+	if err != nil || len(quiet) != 0 {
+		t.Errorf("go-plugin reads %q of stderr, %v", quiet, err)
+	}
+	r.wait(t)
+	stdout, stderr := r.lines()
+	if stdout != "before\nafter\n"+shake || stderr != "words" {
+		t.Errorf("stdout %q, stderr %q", stdout, stderr)
+	}
+	if e, ended := r.Exited(); !ended || e.String() != "exit code 0" || e.ByHost {
+		t.Errorf("%v %v", e, ended)
+	}
+	if r.started == 0 || r.started != r.ended {
+		t.Errorf("started %d, ended %d", r.started, r.ended)
+	}
+}
+
+// A child that holds the pipes does not hide the death, and dies along.
+func TestChildrenDoNotHideDeath(t *testing.T) {
+	r := start(t, "sleep 600 & echo $! >&2; exit 3")
+	r.wait(t)
+	if e := r.Exit(); e.Code != 3 {
+		t.Errorf("exit %v", e)
+	}
+	if err := r.Wait(t.Context()); err == nil || err.Error() != "exit code 3" {
+		t.Errorf("Wait: %v", err)
+	}
+}
+
+func TestStoppedProcessIsKilled(t *testing.T) {
+	r := start(t, "kill -STOP $$; sleep 600")
+	state := func() string {
+		text, _ := os.ReadFile("/proc/" + r.ID() + "/stat")
+		_, rest, _ := strings.Cut(string(text), ") ")
+		return rest
+	}
+	for !strings.HasPrefix(state(), "T") {
+		select {
+		case <-time.After(5 * time.Millisecond):
+		case <-t.Context().Done():
+			t.Fatal("it never stopped")
+		}
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	if err := r.Kill(ctx); err != nil {
+		t.Fatal(err)
+	}
+	if e := r.Exit(); e.Signal != "killed" || !e.ByHost {
+		t.Errorf("exit %v", e)
+	}
+	if err := r.Kill(ctx); err != nil {
+		t.Errorf("a second time: %v", err)
+	}
+}
+
+// However much is written without an end of line, the process is not blocked.
+func TestFloodDoesNotBlock(t *testing.T) {
+	r := start(t, "head -c 20000000 /dev/zero; head -c 20000000 /dev/zero >&2; echo >&2; echo done >&2")
+	r.wait(t)
+	if _, stderr := r.lines(); !strings.HasSuffix(stderr, "\ndone") || len(stderr) > 2*runner.MaxLineLen {
+		t.Errorf("%d bytes of stderr are kept, ending with %q", len(stderr), stderr[max(0, len(stderr)-10):])
+	}
+}
+
+func TestMissingProgram(t *testing.T) {
+	p := runner.New(runner.Config{Name: "none", Path: "/nonexistent/plugin"}, nil)
+	if err := p.Start(t.Context()); err == nil || !strings.Contains(err.Error(), "start plugin none") {
+		t.Errorf("error %v", err)
+	}
+	if p.ID() != "" {
+		t.Errorf("id %q", p.ID())
+	}
+	if err := p.Kill(t.Context()); err != nil {
+		t.Errorf("Kill: %v", err)
+	}
+	<-p.Done()
+}
+
+func TestAddresses(t *testing.T) {
+	p := runner.New(runner.Config{Name: "x", SocketDir: "/run/dona/s"}, nil)
+	for _, tc := range []struct {
+		network, address string
+		ok               bool
+	}{
+		{"unix", "/run/dona/s/plugin1", true},
+		{"unix", "/run/dona/s/../t/plugin1", false},
+		{"unix", "/run/dona/s/deeper/plugin1", false},
+		{"unix", "/var/run/docker.sock", false},
+		{"unix", "plugin1", false},
+		{"tcp", "127.0.0.1:80", false},
+	} {
+		if _, _, err := p.PluginToHost(tc.network, tc.address); (err == nil) != tc.ok {
+			t.Errorf("%s %s: %v", tc.network, tc.address, err)
+		}
+	}
+}
+
+func FuzzHandshake(f *testing.F) {
+	for _, s := range []string{shake, "", "|||||", "1|1|unix||grpc", "a|b|c|d|e", "1|1|tcp|127.0.0.1:1|grpc", "-1|1|unix|x|grpc"} {
+		f.Add(s)
+	}
+	f.Fuzz(func(t *testing.T, line string) {
+		if s, ok := runner.ParseHandshake(line); ok && (s.Core < 0 || s.Version < 0 || s.Network == "" || s.Address == "") {
+			t.Fatalf("%q is read as %+v", line, s)
+		}
+	})
+}
