@@ -16,6 +16,7 @@ type description struct {
 	version     string
 	summary     string
 	concurrency int
+	abilities   []string
 	schema      *schema.Schema
 }
 
@@ -61,7 +62,7 @@ func checkDescription(id ID, r *pluginv1.DescribeReply) (*description, error) {
 	case r.GetMaxConcurrency() > wire.MaxConcurrency:
 		return nil, fmt.Errorf("plugin asks for %d calls at once: allowed are at most %d", r.GetMaxConcurrency(), wire.MaxConcurrency)
 	}
-	d := &description{version: r.GetVersion(), summary: printable(r.GetSummary()), concurrency: int(r.GetMaxConcurrency())}
+	d := &description{version: r.GetVersion(), summary: printable(r.GetSummary()), concurrency: int(r.GetMaxConcurrency()), abilities: r.GetCapabilities()}
 	if d.concurrency == 0 {
 		d.concurrency = wire.DefaultConcurrency
 	}

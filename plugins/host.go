@@ -8,6 +8,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"sync"
 	"sync/atomic"
@@ -260,6 +261,18 @@ func (h *Host) Status(kind Kind, name string) (*donav1.PluginStatus, error) {
 		return nil, err
 	}
 	return s.status(), nil
+}
+
+// Capable reports whether a plugin said, when it last started, that it has a
+// capability. One that was never seen has none.
+func (h *Host) Capable(id ID, capability string) bool {
+	s, err := h.find(id)
+	if err != nil {
+		return false
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return slices.Contains(s.abilities, capability)
 }
 
 // Reset brings a quarantined, rejected or waiting plugin back now and forgets

@@ -42,6 +42,9 @@ func TestFirstUseStartsAndAnswers(t *testing.T) {
 		t.Fatalf("first call before the start: %v, want ErrAway", err)
 	}
 	await(t, h, plugins.KindAnalysis, "acts")
+	if !f.OwnVerdict("acts") || f.OwnVerdict("env") || f.OwnVerdict("none") {
+		t.Error("only acts was seen and gives verdicts")
+	}
 	m, err := f.Evaluate(t.Context(), "acts", request(t, ""))
 	if err != nil {
 		t.Fatal(err)

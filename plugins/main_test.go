@@ -43,7 +43,7 @@ func TestMain(m *testing.M) {
 // testPlugins misbehave on request: the query's text says how.
 func testPlugins() []*plugin.Plugin {
 	list := []*plugin.Plugin{
-		plugin.AnalysisOf("acts", "1.2.3", acts{}, plugin.Summary("does what it is told"), plugin.MaxConcurrency(4)),
+		plugin.AnalysisOf("acts", "1.2.3", acts{}, plugin.Summary("does what it is told"), plugin.MaxConcurrency(4), plugin.OwnVerdict()),
 		plugin.Strategy("turns", "0.1.0", turns),
 		plugin.Analysis("env", "0.1.0", showEnv),
 		plugin.AnalysisOf("moody", "0.1.0", moody{}),

@@ -25,7 +25,8 @@ type Options struct {
 	// RunDir is where the host makes its run directory: sockets and private
 	// temporary files of plugins. It is created 0700, and must belong to the
 	// user of the process and to nobody else. Several hosts may share one.
-	// Default: dona-<uid> in the temporary directory.
+	// Default: dona-<uid> in the temporary directory, or in /tmp where the path
+	// of that one is too long for sockets, as on macOS.
 	RunDir string
 
 	// Exe is the program that Dispatch turns into built-ins and the watchdog.
@@ -111,7 +112,7 @@ func (o *Options) fill() {
 	or(&o.Limits.RestartBudget, 10)
 	or(&o.Limits.BudgetWindow, time.Minute)
 	or(&o.Limits.MissedInRow, 3)
-	or(&o.RunDir, filepath.Join(os.TempDir(), fmt.Sprintf("dona-%d", os.Getuid())))
+	or(&o.RunDir, defaultRunDir(os.TempDir()))
 	if o.Logger == nil {
 		o.Logger = hclog.NewNullLogger()
 	}
@@ -185,6 +186,15 @@ func sortedIDs[V any](m map[ID]V) []ID {
 	}
 	sort.Slice(ids, func(i, j int) bool { return ids[i].String() < ids[j].String() })
 	return ids
+}
+
+func defaultRunDir(tmp string) string {
+	name := fmt.Sprintf("dona-%d", os.Getuid())
+	dir := filepath.Join(tmp, name)
+	if !filepath.IsAbs(dir) || len(dir) > maxSocketPath-runDirOverhead {
+		return filepath.Join("/tmp", name)
+	}
+	return dir
 }
 
 // ownExe is this program as it is running: on Linux that stays true when the

@@ -41,19 +41,20 @@ type supervisor struct {
 	wake    chan struct{} // somebody wants it, or reset it
 	reloads chan chan error
 
-	mu      sync.Mutex
-	wanted  bool
-	reset   bool
-	state   State
-	reason  string
-	current *generation // nil unless it takes calls
-	version string
-	schema  *schema.Schema // of the last generation that started
-	carry   []Instance
-	number  uint64
-	starts  uint64
-	exits   uint64
-	ends    []time.Time // exits within the window
+	mu        sync.Mutex
+	wanted    bool
+	reset     bool
+	state     State
+	reason    string
+	current   *generation // nil unless it takes calls
+	version   string
+	schema    *schema.Schema // this and abilities: of the last generation that started
+	abilities []string
+	carry     []Instance
+	number    uint64
+	starts    uint64
+	exits     uint64
+	ends      []time.Time // exits within the window
 }
 
 func newSupervisor(h *Host, id ID, src source, config PluginConfig) *supervisor {
@@ -203,6 +204,7 @@ func (s *supervisor) publish(g *generation) {
 	s.current = g
 	s.version = g.description.version
 	s.schema = g.schema()
+	s.abilities = g.description.abilities
 	s.setLocked(StateReady, g.health.Load().reason)
 	s.mu.Unlock()
 	s.host.notices.notify()

@@ -19,6 +19,7 @@ import (
 	"github.com/dodona-project/dodona/plugins"
 	donav1 "github.com/dodona-project/dodona/proto/dona/v1"
 	pluginv1 "github.com/dodona-project/dodona/proto/plugin/v1"
+	"github.com/dodona-project/dodona/sdk/plugin/wire"
 )
 
 // Bounds of an answer.
@@ -34,6 +35,7 @@ type Caller interface {
 	Call(ctx context.Context, id plugins.ID, in plugins.Instance, method string, do func(context.Context, grpc.ClientConnInterface) error) (plugins.Identity, error)
 	Validate(ctx context.Context, id plugins.ID, config *structpb.Struct) error
 	Reject(id plugins.ID, reason, detail string) *plugins.AnswerError
+	Capable(id plugins.ID, capability string) bool
 }
 
 // A Facade may be used concurrently.
@@ -99,6 +101,13 @@ func (f *Facade) Evaluate(ctx context.Context, plugin string, req *pluginv1.Eval
 	}
 	m.Plugin, m.Version, m.Digest = who.Name, who.Version, who.Digest
 	return m, nil
+}
+
+// OwnVerdict reports whether the plugin decides PASS and BREACH itself, so that
+// a query for it needs no bound. It is known once the plugin was seen; call it
+// after Validate.
+func (f *Facade) OwnVerdict(plugin string) bool {
+	return f.caller.Capable(plugins.ID{Kind: plugins.KindAnalysis, Name: plugin}, wire.CapabilityVerdict)
 }
 
 // Validate checks a configuration for the plugin. Errors: plugins.ErrUnknown,

@@ -60,6 +60,8 @@ func (c *caller) NewStream(context.Context, *grpc.StreamDesc, string, ...grpc.Ca
 
 func (c *caller) Validate(context.Context, plugins.ID, *structpb.Struct) error { return nil }
 
+func (c *caller) Capable(plugins.ID, string) bool { return false }
+
 func (c *caller) Reject(id plugins.ID, reason, detail string) *plugins.AnswerError {
 	c.rejected = append(c.rejected, reason)
 	return &plugins.AnswerError{Plugin: id, Reason: reason, Detail: detail}

@@ -41,6 +41,7 @@ func (l *lifecycle) describe() *pluginv1.DescribeReply {
 		Kind:           l.plugin.kind,
 		Summary:        l.plugin.summary,
 		ConfigSchema:   l.config.text,
+		Capabilities:   l.plugin.abilities,
 		MaxConcurrency: l.plugin.concurrency,
 		SdkVersion:     SDKVersion,
 	}

@@ -51,6 +51,7 @@ type Plugin struct {
 	version     string
 	summary     string
 	concurrency uint32
+	abilities   []string
 	impl        any
 	register    func(*grpc.Server)
 }
@@ -65,6 +66,12 @@ func Summary(line string) Option { return func(p *Plugin) { p.summary = line } }
 // 64 without it. More wait in the host.
 func MaxConcurrency(calls int) Option {
 	return func(p *Plugin) { p.concurrency = uint32(min(max(calls, 1), wire.MaxConcurrency)) }
+}
+
+// OwnVerdict says that an analysis decides PASS and BREACH itself, so that a
+// query for it needs no bound.
+func OwnVerdict() Option {
+	return func(p *Plugin) { p.abilities = append(p.abilities, wire.CapabilityVerdict) }
 }
 
 // Analysis makes an analysis plugin of a function. name is

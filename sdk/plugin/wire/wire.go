@@ -26,6 +26,9 @@ const (
 	// info, warn or error.
 	LogLevelEnv = "DONA_PLUGIN_LOG_LEVEL"
 
+	// CapabilityVerdict is said by an analysis that gives verdicts of its own.
+	CapabilityVerdict = "verdict"
+
 	// MaxMessageLen bounds one message in either direction, in bytes.
 	MaxMessageLen = 16 << 20
 
