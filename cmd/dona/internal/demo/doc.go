@@ -116,9 +116,9 @@ func (s *stage) judge(playErr error, left []string) error {
 	return fmt.Errorf("%w: %s", ErrUnfulfilled, strings.Join(failed, "; "))
 }
 
-// maxTemp is how long the children's TMPDIR may be: the paths of sockets below
-// it have little room.
-const maxTemp = 38
+// maxRunDir is how long a host lets the directory of its sockets be, on the
+// platform that has the least room for their paths.
+const maxRunDir = 49
 
 // children is the environment of the children: without the settings that this
 // machine has for hosts and clients, which are not the demo's, and with a
@@ -130,7 +130,9 @@ func children(environ []string, dir string) []string {
 			out = append(out, e)
 		}
 	}
-	if temp := filepath.Join(dir, "t"); len(temp) <= maxTemp && os.Mkdir(temp, 0o700) == nil {
+	temp := filepath.Join(dir, "t")
+	runDir := fmt.Sprintf("%s/dona-%d", temp, os.Getuid())
+	if len(runDir) <= maxRunDir && os.Mkdir(temp, 0o700) == nil {
 		out = append(out, "TMPDIR="+temp)
 	}
 	return out
