@@ -85,7 +85,8 @@ func (o Options) withDefaults() Options {
 // Store is an open embedded store.
 type Store struct {
 	*store.Engine
-	file *file // nil in memory
+	backend *backend
+	file    *file // nil in memory
 }
 
 var _ store.Store = (*Store)(nil)
@@ -133,7 +134,7 @@ func run(b *backend, o Options) *Store {
 	engine := store.New(b, store.Options{Relist: o.Relist})
 	b.notify = engine.NotifyAll
 	b.start()
-	return &Store{Engine: engine}
+	return &Store{Engine: engine, backend: b}
 }
 
 // Backup writes a copy of the store to w, as of its newest hard commit and
