@@ -20,13 +20,30 @@ func group(use, short string, commands ...*cobra.Command) *cobra.Command {
 		if len(args) == 0 {
 			return usage("%s wants a command; see %s --help", cmd.CommandPath(), cmd.CommandPath())
 		}
-		hint := ""
-		if near := cmd.SuggestionsFor(args[0]); len(near) > 0 {
-			hint = fmt.Sprintf(": did you mean %s?", strings.Join(near, " or "))
-		}
-		return usage("%s has no command %s%s; see %s --help", cmd.CommandPath(), limits.Quote(args[0]), hint, cmd.CommandPath())
+		return noCommand(cmd, args[0])
 	}
 	return g
+}
+
+func noCommand(cmd *cobra.Command, name string) error {
+	hint := ""
+	if near := cmd.SuggestionsFor(name); len(near) > 0 {
+		hint = fmt.Sprintf(": did you mean %s?", strings.Join(near, " or "))
+	}
+	return usage("%s has no command %s%s; see %s --help", cmd.CommandPath(), limits.Quote(name), hint, cmd.CommandPath())
+}
+
+// refuseHelp makes --help after an unknown command what the command alone is: a
+// wrong command line. Without it the help of the group above would show.
+func (a *app) refuseHelp(root *cobra.Command) {
+	help := root.HelpFunc()
+	root.SetHelpFunc(func(cmd *cobra.Command, args []string) {
+		if left := cmd.Flags().Args(); cmd.HasSubCommands() && len(left) > 0 {
+			a.wrong = noCommand(cmd, left[0])
+			return
+		}
+		help(cmd, args)
+	})
 }
 
 // positional wants exactly the named arguments and checks those whose name has a

@@ -38,6 +38,8 @@ type app struct {
 	timeout time.Duration
 	json    bool
 	wrote   bool // something went to stdout
+
+	wrong error // found while help was shown, which cannot fail by itself
 }
 
 // Main runs one command line to its end and returns the exit code. An interrupt
@@ -58,7 +60,11 @@ func (a *app) run(ctx context.Context, args []string) int {
 	root.SetIn(a.stdin)
 	root.SetOut(counted{a})
 	root.SetErr(a.errOut)
+	a.refuseHelp(root)
 	err := root.ExecuteContext(ctx)
+	if err == nil {
+		err = a.wrong
+	}
 	if ctx.Err() != nil && err != nil {
 		err = &failure{code: ExitInterrupted, kind: "INTERRUPTED", msg: "interrupted"}
 	}

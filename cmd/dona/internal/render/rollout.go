@@ -205,15 +205,17 @@ func Brief(r Rollout, details bool) string {
 		fmt.Fprintf(&b, " step %d/%d at %d %%", st.GetStepIndex()+1, n, st.GetStepPercent())
 	}
 	if st.GetState() != donav1.RolloutStatus_STATE_PENDING {
-		for i, a := range st.GetAnalysis() {
-			sep := ", "
-			if i == 0 {
-				sep = ": "
+		sep := ": "
+		for _, a := range st.GetAnalysis() {
+			// What was missing at the end of a rollout says nothing any more.
+			if Ended(st.GetState()) && Verdict(a.GetVerdict()) == "MISSING" {
+				continue
 			}
 			fmt.Fprintf(&b, "%s%s %s", sep, Clean(a.GetName()), Verdict(a.GetVerdict()))
 			if details && a.GetDetail() != "" {
 				fmt.Fprintf(&b, " (%s)", Clean(a.GetDetail()))
 			}
+			sep = ", "
 		}
 	}
 	if len(r.Quarantined) > 0 {
