@@ -1,0 +1,176 @@
+// Command bench measures Dodona beside its peers: both sides of each ratio in
+// one run, by turns, with the same payloads; medians of at least eight repeats.
+// It is a module of its own, so that the peers never enter the product's.
+//
+// make bench runs every job and writes docs/performance.md; make bench JOB=store
+// runs one and only prints.
+package main
+
+import (
+	"errors"
+	"flag"
+	"fmt"
+	"os"
+	"os/exec"
+	"runtime"
+	"strings"
+	"time"
+
+	"github.com/dodona-project/dodona/plugins"
+)
+
+// row is one line of the table.
+type row struct {
+	work  string
+	ours  float64
+	peer  float64 // 0 = nothing to compare with
+	unit  string
+	what  string  // what the peer is
+	limit float64 // goal for the ratio; 0 = none
+	least bool    // the ratio has to be at least limit; else at most
+}
+
+func (r row) ratio() float64 {
+	if r.peer == 0 {
+		return 0
+	}
+	return r.ours / r.peer
+}
+
+func (r row) verdict() string {
+	switch {
+	case r.limit == 0 || r.peer == 0:
+		return ""
+	case r.least && r.ratio() >= r.limit, !r.least && r.ratio() <= r.limit:
+		return "reached"
+	}
+	return "missed"
+}
+
+func (r row) goal() string {
+	switch {
+	case r.limit == 0:
+		return ""
+	case r.least:
+		return fmt.Sprintf("≥ %g", r.limit)
+	}
+	return fmt.Sprintf("≤ %g", r.limit)
+}
+
+// job is one measurement; its name is what JOB takes.
+type job struct {
+	name string
+	does string
+	run  func() ([]row, error)
+}
+
+var jobs = []job{
+	{"decision", "a whole decision: residency, 10 flags, weights, pick, done", decisionJob},
+	{"snapshot", "a full snapshot of about 78 KB to 1,000 watchers in another process", snapshotJob},
+	{"store", "compare-and-set of a record of 256 bytes, durable", storeJob},
+	{"plugin", "a unary call of 128 bytes to a plugin process over a unix socket", pluginJob},
+}
+
+func main() {
+	plugins.Dispatch(benchPlugins()) // a plugin's process never gets past this line
+	asClient()                       // nor does the one that reads snapshots
+	asServer()                       // nor the plain gRPC server
+	only := flag.String("job", "", "run this job only")
+	file := flag.String("write", "", "write the table to this file, when all jobs ran")
+	flag.Parse()
+	if err := run(*only, *file); err != nil {
+		fmt.Fprintln(os.Stderr, "bench:", err)
+		os.Exit(1)
+	}
+}
+
+func run(only, file string) error {
+	var out strings.Builder
+	ran := 0
+	for _, j := range jobs {
+		if only != "" && only != j.name {
+			continue
+		}
+		ran++
+		begin := time.Now()
+		fmt.Printf("%s: %s\n", j.name, j.does)
+		rows, err := j.run()
+		if err != nil {
+			return fmt.Errorf("%s: %w", j.name, err)
+		}
+		text := table(j, rows)
+		fmt.Println(text + fmt.Sprintf("(%.0f s)\n", time.Since(begin).Seconds()))
+		out.WriteString(text + "\n")
+	}
+	if ran == 0 {
+		return fmt.Errorf("there is no job %q: known are decision, snapshot, store, plugin", only)
+	}
+	if only != "" || file == "" {
+		return nil
+	}
+	return write(file, out.String())
+}
+
+func table(j job, rows []row) string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "### %s: %s\n\n| work | ours | peer | | ratio | goal | |\n|---|---|---|---|---|---|---|\n", j.name, j.does)
+	for _, r := range rows {
+		peer, ratio := "", ""
+		if r.peer != 0 {
+			peer, ratio = figure(r.peer)+" "+r.unit, fmt.Sprintf("%.2f", r.ratio())
+		}
+		fmt.Fprintf(&b, "| %s | %s %s | %s | %s | %s | %s | %s |\n", r.work, figure(r.ours), r.unit, peer, r.what, ratio, r.goal(), r.verdict())
+	}
+	return b.String()
+}
+
+func figure(v float64) string {
+	switch {
+	case v >= 1000:
+		return fmt.Sprintf("%.0f", v)
+	case v >= 10:
+		return fmt.Sprintf("%.1f", v)
+	}
+	return fmt.Sprintf("%.2f", v)
+}
+
+const (
+	beginMark = "<!-- figures: written by make bench -->"
+	endMark   = "<!-- end of figures -->"
+)
+
+// write replaces the figures in the page, and nothing else of it.
+func write(file, tables string) error {
+	text, err := os.ReadFile(file)
+	if err != nil {
+		return err
+	}
+	before, rest, ok := strings.Cut(string(text), beginMark)
+	_, after, ok2 := strings.Cut(rest, endMark)
+	if !ok || !ok2 {
+		return errors.New(file + " has no place for figures between its two marks")
+	}
+	head := fmt.Sprintf("Made by `make bench` on %s: %s, %d cores, %s, %s.\n\n",
+		time.Now().UTC().Format("2006-01-02"), cpuName(), runtime.NumCPU(), kernel(), runtime.Version())
+	return os.WriteFile(file, []byte(before+beginMark+"\n"+head+tables+endMark+after), 0o644)
+}
+
+func cpuName() string {
+	text, _ := os.ReadFile("/proc/cpuinfo")
+	for line := range strings.Lines(string(text)) {
+		if name, ok := strings.CutPrefix(line, "model name"); ok {
+			return strings.Trim(name, "\t :\n")
+		}
+	}
+	return runtime.GOARCH
+}
+
+func kernel() string {
+	out, err := exec.Command("uname", "-sr").Output()
+	if err != nil {
+		return runtime.GOOS
+	}
+	words := strings.Fields(string(out))
+	release, _, _ := strings.Cut(words[1], "-")
+	return words[0] + " " + release
+}
