@@ -117,7 +117,9 @@ func (h *Host) classify(ctx, cctx context.Context, g *generation, method string,
 		return h.Reject(g.id, "too_large", "the message is over the limit of 16 MiB")
 	case code == codes.Internal && strings.Contains(err.Error(), "unmarshal"):
 		return h.Reject(g.id, "encoding", "the message cannot be decoded")
-	case code == codes.Unavailable:
+	case code == codes.Unavailable, code == codes.Canceled && cctx.Err() == nil:
+		// The latter is our own closing of the connection, which comes first
+		// when the process is already known to be dead.
 		return g.death(method, err)
 	}
 	g.missed.Store(0)

@@ -8,6 +8,10 @@ import (
 	pluginv1 "github.com/dodona-project/dodona/proto/plugin/v1"
 )
 
+// connectionLost is why a process is replaced whose health stream broke. Often
+// it is the first sign of its death.
+const connectionLost = "connection lost"
+
 // health is what the plugin says of its own.
 type health struct {
 	ok     bool
@@ -53,7 +57,7 @@ func (g *generation) watchHealth(ctx context.Context) error {
 			}
 		}
 		if watch.Err() == nil {
-			g.replace("connection lost")
+			g.replace(connectionLost)
 		}
 	})
 	timer := time.NewTimer(g.limits.FirstHealth)

@@ -29,6 +29,13 @@ const (
 
 var states = []State{StateReady, StateStarting, StateBackoff, StateQuarantined, StateRejected, StateDraining, StateStopped}
 
+const (
+	processEnded = "the process ended"
+	// deathGrace is how long a process whose connection broke may take to turn
+	// out to be dead, before it is killed for it.
+	deathGrace = 200 * time.Millisecond
+)
+
 // A supervisor keeps one plugin running. Its loop is the only one that changes
 // the process; everybody else reads under mu.
 type supervisor struct {
@@ -233,7 +240,7 @@ func (s *supervisor) serve(ctx context.Context, g *generation) error {
 			g.stop(drain)
 			return ctx.Err()
 		case <-g.process.Load().Done():
-			return s.crashed(g, "the process ended")
+			return s.crashed(g, processEnded)
 		case why := <-g.recycle:
 			return s.crashed(g, why)
 		case <-g.healthy:
@@ -281,6 +288,13 @@ func (s *supervisor) reload(ctx context.Context, old *generation) (*generation, 
 // crashed cleans up after a generation that ended, or has to end, by itself.
 func (s *supervisor) crashed(g *generation, why string) error {
 	s.withdraw(g, StateBackoff, why)
+	if why == connectionLost {
+		select {
+		case <-g.process.Load().Done():
+			why = processEnded
+		case <-time.After(deathGrace):
+		}
+	}
 	g.discard()
 	exit := g.process.Load().Exit()
 	reason := why
