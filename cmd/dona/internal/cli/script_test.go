@@ -34,6 +34,8 @@ func fakeOf(ts *testscript.TestScript) *fakeHost { return ts.Value(hostKey{}).(*
 //	saw FILE            the last request that changes something, against FILE
 //	validjson FILE      each line of FILE is JSON
 //	code N dona ...     run dona and want this exit code
+//
+// and on Unix interrupt and brokenpipe, see there.
 func TestScripts(t *testing.T) {
 	testscript.Run(t, testscript.Params{
 		Dir:                 "testdata/script",
@@ -47,10 +49,13 @@ func TestScripts(t *testing.T) {
 			env.Setenv("DONA_HOST", host.address)
 			return nil
 		},
-		Cmds: map[string]func(*testscript.TestScript, bool, []string){
-			"host": hostCommand, "saw": saw, "validjson": validJSON, "code": wantCode,
-		},
+		Cmds: scriptCommands,
 	})
+}
+
+// scriptCommands are the commands above; some need a platform and add themselves.
+var scriptCommands = map[string]func(*testscript.TestScript, bool, []string){
+	"host": hostCommand, "saw": saw, "validjson": validJSON, "code": wantCode,
 }
 
 func hostCommand(ts *testscript.TestScript, _ bool, args []string) {
