@@ -33,6 +33,7 @@ import (
 	"github.com/dodona-project/dodona/host/store"
 	"github.com/dodona-project/dodona/host/store/embedded"
 	"github.com/dodona-project/dodona/plugins"
+	"github.com/dodona-project/dodona/plugins/analysis"
 )
 
 // Version of the host, as it tells plugins and operators.
@@ -99,7 +100,7 @@ func (h *Host) wire() (err error) {
 		return err
 	}
 	h.strategy = newStrategies(h.plugins)
-	analyses := newAnalyses(h.plugins)
+	measure := analysis.New(h.plugins)
 
 	plane := service.New(h.store, ledger, h.id)
 	h.planner = service.NewPlanner(plane, h.strategy, h.log.Named("planner"))
@@ -119,7 +120,7 @@ func (h *Host) wire() (err error) {
 		return err
 	}
 	h.rollouts = rollout.New(rollout.Options{
-		Store: h.store, Service: plane, Audit: ledger, Analyzer: analyses, HostID: h.id,
+		Store: h.store, Service: plane, Audit: ledger, Analyzer: rollout.OverPlugins(measure, measure.OwnVerdict), HostID: h.id,
 		Heartbeat: h.config.Heartbeat, Logger: h.log, Registerer: h.metrics,
 	})
 	h.health = health.NewServer()
@@ -172,7 +173,6 @@ func (h *Host) Run(ctx context.Context) error {
 	loop("sessions", h.sessions.Run)
 	loop("rollouts", h.rollouts.Run)
 	loop("planner", h.planner.Run)
-	loop("fences", h.sweepFences)
 	go func() { failed <- h.grpc.Serve(h.grpcListener) }()
 	go func() { failed <- h.http.Serve(h.httpListener) }()
 	if err := h.announce(); err != nil {
@@ -239,21 +239,6 @@ func (h *Host) announce() error {
 		return err
 	}
 	return writeFile(filepath.Join(h.config.DataDir, "host.json"), append(text, '\n'))
-}
-
-func (h *Host) sweepFences(ctx context.Context) error {
-	tick := time.NewTicker(time.Minute)
-	defer tick.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-tick.C:
-			if _, err := session.SweepFences(ctx, h.store); err != nil && ctx.Err() == nil {
-				h.log.Warn("cannot sweep the fences of reports", "error", err)
-			}
-		}
-	}
 }
 
 // hostID names this host in audit entries and leases. It stays with the data

@@ -16,11 +16,9 @@ import (
 	"github.com/dodona-project/dodona/host/audit"
 	"github.com/dodona-project/dodona/host/limits"
 	"github.com/dodona-project/dodona/host/refusal"
-	"github.com/dodona-project/dodona/host/rollout"
 	"github.com/dodona-project/dodona/host/service"
 	"github.com/dodona-project/dodona/host/store"
 	"github.com/dodona-project/dodona/plugins"
-	"github.com/dodona-project/dodona/plugins/analysis"
 	"github.com/dodona-project/dodona/plugins/strategy"
 )
 
@@ -97,57 +95,4 @@ func (s *strategies) check(ctx context.Context, name string, config *structpb.St
 	}
 	return &refusal.Error{Kind: refusal.Unavailable, Reason: "plugin", Cause: err,
 		Text: fmt.Sprintf("strategy plugin %s is away and was never seen, so its config cannot be checked; try again", name)}
-}
-
-// analyses is the rollouts' way to analysis plugins.
-type analyses struct {
-	facade *analysis.Facade
-	host   *plugins.Host
-}
-
-var _ rollout.Analyzer = (*analyses)(nil)
-
-func newAnalyses(p *plugins.Host) *analyses { return &analyses{facade: analysis.New(p), host: p} }
-
-// Validate checks a query's config. No plugin says yet that it gives verdicts of
-// its own, so a query needs a bound.
-func (a *analyses) Validate(ctx context.Context, provider string, config *structpb.Struct) (ownVerdict bool, err error) {
-	err = a.facade.Validate(ctx, provider, config)
-	var bad *plugins.ConfigError
-	switch {
-	case err == nil:
-		return false, nil
-	case errors.Is(err, plugins.ErrUnknown):
-		return false, rollout.ErrUnknownProvider
-	case errors.As(err, &bad):
-		refused := &rollout.ConfigError{}
-		for _, v := range bad.Violations {
-			refused.Violations = append(refused.Violations, rollout.Violation{Path: v.Path, Message: v.Message})
-		}
-		return false, refused
-	}
-	return false, fmt.Errorf("%w: %w", rollout.ErrProviderAway, err)
-}
-
-func (a *analyses) Evaluate(ctx context.Context, provider string, req *pluginv1.EvaluateRequest) (rollout.Measurement, error) {
-	if err := a.host.Ensure(plugins.KindAnalysis, provider); err != nil {
-		return rollout.Measurement{}, err
-	}
-	m, err := a.facade.Evaluate(ctx, provider, req)
-	if err != nil {
-		if errors.Is(err, plugins.ErrAway) {
-			err = fmt.Errorf("%w: %w", rollout.ErrProviderAway, err)
-		}
-		return rollout.Measurement{}, err
-	}
-	return rollout.Measurement{
-		Verdict: verdicts[m.Verdict], Value: m.Value, HasValue: m.HasValue, Detail: m.Detail, Evidence: m.Evidence,
-		State: m.State, RetryAfter: m.RetryAfter, Plugin: m.Plugin, Version: m.Version, Digest: m.Digest,
-	}, nil
-}
-
-var verdicts = map[donav1.Verdict]rollout.Verdict{
-	donav1.Verdict_VERDICT_PASS:    rollout.Pass,
-	donav1.Verdict_VERDICT_BREACH:  rollout.Breach,
-	donav1.Verdict_VERDICT_MISSING: rollout.Missing,
 }

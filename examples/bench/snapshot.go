@@ -87,8 +87,7 @@ func fullSnapshots(conns int) (medians []float64, size int, err error) {
 	if err != nil {
 		return nil, 0, err
 	}
-	server := grpc.NewServer(grpc.ForceServerCodecV2(snapshot.Codec()), grpc.MaxConcurrentStreams(250),
-		grpc.StaticStreamWindowSize(1<<20), grpc.StaticConnWindowSize(1<<20), grpc.ReadBufferSize(4<<10), grpc.WriteBufferSize(4<<10))
+	server := grpc.NewServer(append(snapshot.ServerOptions(), grpc.MaxConcurrentStreams(250))...)
 	donav1.RegisterControlPlaneServer(server, &watchOnly{feeds: feeds})
 	go func() { _ = server.Serve(listener) }()
 	defer server.Stop()

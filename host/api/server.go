@@ -37,11 +37,8 @@ type Options struct {
 	Registerer   prometheus.Registerer
 }
 
-const (
-	unaryCap = 10 * time.Second
-	window   = 1 << 20 // static flow control windows: no probing pings
-	bufSize  = 4 << 10 // per connection; larger ones cost memory for each idle watcher
-)
+// unaryCap bounds a unary call, whatever deadline its client set.
+const unaryCap = 10 * time.Second
 
 // New returns a server with every service registered behind the same checks:
 // recover, identity, table, rate, size, deadline.
@@ -51,8 +48,7 @@ func New(o Options) (*grpc.Server, error) {
 	if g.metrics, err = newMetrics(o.Registerer); err != nil {
 		return nil, fmt.Errorf("api: metrics: %w", err)
 	}
-	server := grpc.NewServer(
-		grpc.ForceServerCodecV2(snapshot.Codec()),
+	server := grpc.NewServer(append(snapshot.ServerOptions(),
 		grpc.ChainUnaryInterceptor(g.unary),
 		grpc.ChainStreamInterceptor(g.stream),
 		grpc.MaxConcurrentStreams(250),
@@ -62,11 +58,7 @@ func New(o Options) (*grpc.Server, error) {
 		grpc.ConnectionTimeout(5*time.Second),
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 10 * time.Second, PermitWithoutStream: true}),
 		grpc.KeepaliveParams(keepalive.ServerParameters{Time: 20 * time.Second, Timeout: 10 * time.Second, MaxConnectionIdle: 10 * time.Minute}),
-		grpc.StaticStreamWindowSize(window),
-		grpc.StaticConnWindowSize(window),
-		grpc.ReadBufferSize(bufSize),
-		grpc.WriteBufferSize(bufSize),
-	)
+	)...)
 	r := registrar{server}
 	donav1.RegisterControlPlaneServer(r, o.ControlPlane)
 	donav1.RegisterHostAdminServer(r, o.HostAdmin)

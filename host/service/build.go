@@ -145,7 +145,8 @@ func (p *Plane) Source() snapshot.Source { return source{p} }
 
 type source struct{ plane *Plane }
 
-func (s source) Prefix(service string) string { return "svc/" + service + "/" }
+// Prefix is the head alone: every change of the snapshot writes it.
+func (s source) Prefix(service string) string { return headKey(service) }
 
 func (s source) Peek(tx store.ReadTx, service string) (version, urgent uint64, err error) {
 	return s.plane.Head(tx, service)
