@@ -38,7 +38,7 @@ configuration, uses free ports on 127.0.0.1 and leaves nothing behind.`,
 				}
 			}
 			if info, err := os.Stat(host); err != nil || info.IsDir() {
-				return configuration("demo: no host program at %s; build it with \"make\", or name it with --dona-host", host)
+				return configuration("demo: no host program at %s; build it with \"make build\", or name it with --dona-host", host)
 			}
 			a.wrote = true
 			err = demo.Run(cmd.Context(), demo.Options{Host: host, Self: self, Screen: a.screen, Environ: os.Environ()})

@@ -42,10 +42,15 @@ type app struct {
 	wrong error // found while help was shown, which cannot fail by itself
 }
 
-// Main runs one command line to its end and returns the exit code. An interrupt
-// or SIGTERM ends it with ExitInterrupted; a second one ends the process at once.
+// Main runs one command line to its end and returns the exit code. An interrupt,
+// SIGTERM or the end of the terminal ends it with ExitInterrupted; a second one
+// ends the process at once.
 func Main(ctx context.Context, args []string) int {
-	ctx, stop := signal.NotifyContext(ctx, os.Interrupt, syscall.SIGTERM)
+	signals := []os.Signal{os.Interrupt, syscall.SIGTERM}
+	if !signal.Ignored(syscall.SIGHUP) { // as under nohup
+		signals = append(signals, syscall.SIGHUP)
+	}
+	ctx, stop := signal.NotifyContext(ctx, signals...)
 	defer stop()
 	context.AfterFunc(ctx, stop)
 	ignoreBrokenPipe()

@@ -215,4 +215,4 @@ func (f *fakeHost) ListPlugins(context.Context, *donav1.ListPluginsRequest) (*do
 
 // scriptTime is the longest a script may take; one that waits for what does not
 // come fails with its log instead of hanging.
-const scriptTime = time.Minute
+const scriptTime = 5 * time.Minute

@@ -86,6 +86,7 @@ func TestAgainstTheHost(t *testing.T) {
 			RequireExplicitExec: true,
 			Deadline:            time.Now().Add(scriptTime),
 			Setup: func(env *testscript.Env) error {
+				env.Setenv("GORACE", "atexit_sleep_ms=10")
 				env.Setenv("DONA_HOST", address)
 				return nil
 			},

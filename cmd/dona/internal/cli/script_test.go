@@ -46,6 +46,7 @@ func TestScripts(t *testing.T) {
 		Setup: func(env *testscript.Env) error {
 			host := newFakeHost(t)
 			env.Values[hostKey{}] = host
+			env.Setenv("GORACE", "atexit_sleep_ms=10") // else each run waits a second for late races
 			env.Setenv("DONA_HOST", host.address)
 			return nil
 		},
