@@ -71,9 +71,14 @@ type Host struct {
 
 // New opens the store and wires everything; nothing is served before Run. An
 // error that wraps store.ErrRefused means that the data directory must not be
-// used as it is.
+// used as it is; a *config.Error, that a setting does not hold.
 func New(c *config.Config, log hclog.Logger) (h *Host, err error) {
 	h = &Host{config: c, log: log, stopping: make(chan struct{}), fatal: make(chan error, 1), metrics: prometheus.NewRegistry()}
+	ledger := audit.New(c.TrustDomain)
+	// Before the store, which would be made: wrong settings change nothing.
+	if h.plugins, err = h.newPlugins(ledger); err != nil {
+		return nil, &config.Error{Problems: []config.Problem{{Where: "plugins", Text: err.Error()}}}
+	}
 	h.store, err = embedded.Open(c.DataDir, embedded.Options{
 		Logger: log.Named("store"),
 		Fatal:  func(err error) { h.fatal <- err },
@@ -91,14 +96,10 @@ func New(c *config.Config, log hclog.Logger) (h *Host, err error) {
 	}
 	h.metrics.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}), buildInfo())
 	log.Info("host", "id", h.id, "version", Version, "store", "embedded", "data_dir", c.DataDir, "durability", h.store.Info().Durability)
-	return h, h.wire()
+	return h, h.wire(ledger)
 }
 
-func (h *Host) wire() (err error) {
-	ledger := audit.New(h.config.TrustDomain)
-	if h.plugins, err = h.newPlugins(ledger); err != nil {
-		return err
-	}
+func (h *Host) wire(ledger *audit.Log) (err error) {
 	h.strategy = newStrategies(h.plugins)
 	measure := analysis.New(h.plugins)
 

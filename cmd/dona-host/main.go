@@ -43,8 +43,7 @@ func run(args, environ []string, stdout, stderr io.Writer) int {
 	}
 	cfg, err := config.Load(file, environ, given)
 	if err != nil {
-		_, _ = fmt.Fprintf(stderr, "dona-host: the configuration does not hold, nothing was started:\n%s\n", err)
-		return exitConfig
+		return badConfig(stderr, err)
 	}
 	log := hclog.New(&hclog.LoggerOptions{
 		Name: "dona-host", Level: hclog.LevelFromString(cfg.LogLevel), Output: stderr, JSONFormat: cfg.LogJSON,
@@ -66,7 +65,10 @@ func run(args, environ []string, stdout, stderr io.Writer) int {
 		err = h.Run(ctx)
 	}
 	var by interrupt
+	var wrong *config.Error
 	switch {
+	case errors.As(err, &wrong):
+		return badConfig(stderr, err)
 	case errors.Is(err, store.ErrRefused):
 		log.Error("refused for safety", "error", err)
 		return exitRefused
@@ -77,6 +79,11 @@ func run(args, environ []string, stdout, stderr io.Writer) int {
 		return exitInterrupted
 	}
 	return exitOK
+}
+
+func badConfig(stderr io.Writer, err error) int {
+	_, _ = fmt.Fprintf(stderr, "dona-host: the configuration does not hold, nothing was started:\n%s\n", err)
+	return exitConfig
 }
 
 type interrupt struct{ signal os.Signal }
