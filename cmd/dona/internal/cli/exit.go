@@ -1,7 +1,6 @@
 package cli
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"strings"
@@ -89,11 +88,4 @@ func writing(err error) error {
 		return failed(kindPipe, "nobody reads the output")
 	}
 	return failed("OUTPUT", "the output cannot be written: %v", err)
-}
-
-func interrupted(ctx context.Context, err error) error {
-	if ctx.Err() != nil {
-		return ctx.Err()
-	}
-	return err
 }

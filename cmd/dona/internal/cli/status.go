@@ -160,7 +160,7 @@ func readStatus(c *connection, service string, see func(*donav1.StatusReply) (bo
 	for {
 		reply, err := stream.Recv()
 		if err != nil {
-			if context.Cause(ctx) == context.DeadlineExceeded {
+			if errors.Is(context.Cause(ctx), context.DeadlineExceeded) {
 				return status.Error(codes.DeadlineExceeded, "no first answer")
 			}
 			if errors.Is(err, io.EOF) {

@@ -34,11 +34,19 @@ func (s Style) paint(code, text string) string {
 	return "\x1b[" + code + "m" + text + "\x1b[0m"
 }
 
-// Bold, Dim, Good, Bad and Warn colour text where colours may be used.
+// Bold is for names.
 func (s Style) Bold(text string) string { return s.paint(bold, text) }
-func (s Style) Dim(text string) string  { return s.paint(dim, text) }
+
+// Dim is for what matters less.
+func (s Style) Dim(text string) string { return s.paint(dim, text) }
+
+// Good is for what is as wanted.
 func (s Style) Good(text string) string { return s.paint(green, text) }
-func (s Style) Bad(text string) string  { return s.paint(red, text) }
+
+// Bad is for what is not.
+func (s Style) Bad(text string) string { return s.paint(red, text) }
+
+// Warn is for what needs attention.
 func (s Style) Warn(text string) string { return s.paint(yellow, text) }
 
 // Clean makes text from elsewhere safe for one line of a terminal: control and

@@ -100,7 +100,9 @@ func (s Style) Block(r Rollout) []string {
 	if len(r.Quarantined) > 0 {
 		out = append(out, "  quarantined  "+s.Bad(list(r.Quarantined, ""))+s.Dim("  (no request goes there until it is lifted)"))
 	}
-	if st.GetReason() != "" {
+	// In a step the reason repeats the checks and the dwell; it is left out where
+	// both are shown in full.
+	if st.GetReason() != "" && !(explained(st) && r.StepDwell > 0) {
 		out = append(out, "  reason   "+Clean(st.GetReason()))
 	}
 	return out
@@ -188,11 +190,15 @@ func Line(r Rollout) string {
 	st := r.Status
 	var b strings.Builder
 	fmt.Fprintf(&b, "%s %s", Clean(st.GetService()), Brief(r, true))
-	explained := len(st.GetAnalysis()) > 0 && (st.GetState() == donav1.RolloutStatus_STATE_PROGRESSING || st.GetState() == donav1.RolloutStatus_STATE_HOLDING)
-	if st.GetReason() != "" && !explained {
+	if st.GetReason() != "" && !explained(st) {
 		fmt.Fprintf(&b, "; %s", Clean(st.GetReason()))
 	}
 	return b.String()
+}
+
+// explained reports whether the checks alone say why a rollout is where it is.
+func explained(st *donav1.RolloutStatus) bool {
+	return len(st.GetAnalysis()) > 0 && (st.GetState() == donav1.RolloutStatus_STATE_PROGRESSING || st.GetState() == donav1.RolloutStatus_STATE_HOLDING)
 }
 
 // Brief is the shortest account of a rollout: what moves where, how far it is,

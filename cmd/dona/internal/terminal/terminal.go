@@ -79,13 +79,6 @@ func (s *Screen) Draw(lines []string) error {
 // Keep leaves the block on the screen: what comes next is written below it.
 func (s *Screen) Keep() { s.drawn = 0 }
 
-// Line writes one line; a block that was drawn stays above it.
-func (s *Screen) Line(line string) error {
-	s.Keep()
-	_, err := io.WriteString(s.w, line+"\n")
-	return err
-}
-
 // Above writes a line above the block that is on the screen. On a live screen
 // the block is taken away: the next Draw shows it again, below the line.
 func (s *Screen) Above(line string) error {
