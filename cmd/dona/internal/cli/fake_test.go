@@ -31,6 +31,7 @@ type fakeHost struct {
 	plugins  []*donav1.PluginStatus
 	refuse   error // the answer to everything
 	silent   bool  // no answer to anything
+	drops    int   // watches that break after their first reply
 	last     proto.Message
 	version  uint64
 }
@@ -130,9 +131,22 @@ func (f *fakeHost) WatchStatus(r *donav1.GetStatusRequest, stream grpc.ServerStr
 		if err := stream.Send(reply); err != nil {
 			return err
 		}
+		if f.drop() {
+			return status.Error(codes.Unavailable, "the host stops")
+		}
 	}
 	<-stream.Context().Done() // a watch has no end of its own
 	return nil
+}
+
+func (f *fakeHost) drop() bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.drops == 0 {
+		return false
+	}
+	f.drops--
+	return true
 }
 
 func (f *fakeHost) SetFlag(_ context.Context, r *donav1.SetFlagRequest) (*donav1.Empty, error) {

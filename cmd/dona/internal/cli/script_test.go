@@ -31,6 +31,7 @@ func fakeOf(ts *testscript.TestScript) *fakeHost { return ts.Value(hostKey{}).(*
 //	host plugins FILE   a ListPluginsReply as JSON
 //	host refuse CODE TEXT...  answer everything with an error
 //	host silent         answer nothing
+//	host drop           break the next two watches after their first reply
 //	saw FILE            the last request that changes something, against FILE
 //	validjson FILE      each line of FILE is JSON
 //	code N dona ...     run dona and want this exit code
@@ -86,6 +87,8 @@ func hostCommand(ts *testscript.TestScript, _ bool, args []string) {
 		n, err := strconv.ParseUint(args[1], 10, 32)
 		ts.Check(err)
 		f.refuse = status.Error(codes.Code(n), strings.Join(args[2:], " "))
+	case "drop":
+		f.drops = 2
 	case "silent":
 		f.silent = true
 	default:
