@@ -10,6 +10,7 @@ import (
 
 	"github.com/dodona-project/dodona/host/limits"
 	"github.com/dodona-project/dodona/host/refusal"
+	"github.com/dodona-project/dodona/host/service"
 	"github.com/dodona-project/dodona/host/store"
 )
 
@@ -24,39 +25,41 @@ func (s *ControlPlane) GetStatus(ctx context.Context, req *donav1.GetStatusReque
 	if err := refusal.Check("service", limits.Service(req.Service)); err != nil {
 		return nil, err
 	}
-	return s.status(ctx, req.Service)
+	reply, _, err := s.status(ctx, req.Service, nil)
+	return reply, err
 }
 
-func (s *ControlPlane) status(ctx context.Context, service string) (reply *donav1.StatusReply, err error) {
+// status reads a service at one revision. What did not change is taken from the
+// snapshot of an earlier call.
+func (s *ControlPlane) status(ctx context.Context, name string, before *service.Snapshot) (reply *donav1.StatusReply, built *service.Snapshot, err error) {
 	err = s.Store.View(ctx, func(tx store.ReadTx) error {
 		reply = &donav1.StatusReply{}
-		exists, err := s.Plane.Exists(tx, service)
+		exists, err := s.Plane.Exists(tx, name)
 		if err != nil {
 			return err
 		}
 		if !exists {
-			return refusal.New(refusal.NotFound, "there is no service %s: a flag, a policy or an endpoint creates it", service)
+			return refusal.New(refusal.NotFound, "there is no service %s: a flag, a policy or an endpoint creates it", name)
 		}
-		built, err := s.Plane.Build(tx, service, nil)
-		if err != nil {
+		if built, err = s.Plane.Build(tx, name, before); err != nil {
 			return err
 		}
 		reply.Config = built.Config
-		if reply.Rollout, err = s.Rollouts.Status(tx, service); err != nil && !refusal.Is(err, refusal.NotFound) {
+		if reply.Rollout, err = s.Rollouts.Status(tx, name); err != nil && !refusal.Is(err, refusal.NotFound) {
 			return err
 		}
-		if reply.Stats, err = s.Rollouts.Stats(tx, service, s.Wall()); err != nil {
+		if reply.Stats, err = s.Rollouts.Stats(tx, name, s.Wall()); err != nil {
 			return err
 		}
-		if reply.Policy, err = s.Plane.Policy(tx, service); err != nil {
+		if reply.Policy, err = s.Plane.Policy(tx, name); err != nil {
 			return err
 		}
-		plan, err := s.Plane.Plan(tx, service)
+		plan, err := s.Plane.Plan(tx, name)
 		if err != nil {
 			return err
 		}
 		reply.PlanNote = plan.Note
-		seq, hash, err := s.Audit.Head(tx, service)
+		seq, hash, err := s.Audit.Head(tx, name)
 		if err != nil {
 			return err
 		}
@@ -64,10 +67,10 @@ func (s *ControlPlane) status(ctx context.Context, service string) (reply *donav
 		return nil
 	})
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
-	reply.Watchers = s.watchers(service)
-	return reply, nil
+	reply.Watchers = s.watchers(name)
+	return reply, built, nil
 }
 
 func (s *ControlPlane) watchers(service string) *donav1.WatcherSummary {
@@ -98,9 +101,11 @@ func (s *ControlPlane) WatchStatus(req *donav1.GetStatusRequest, stream donav1.C
 	pause := time.NewTicker(statusPause)
 	defer pause.Stop()
 	var last *donav1.StatusReply
+	var built *service.Snapshot
 	for {
-		reply, err := s.status(ctx, req.Service)
-		if err != nil {
+		var reply *donav1.StatusReply
+		var err error
+		if reply, built, err = s.status(ctx, req.Service, built); err != nil {
 			return err
 		}
 		if !proto.Equal(last, reply) {

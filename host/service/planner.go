@@ -71,12 +71,12 @@ func (p *Planner) Run(ctx context.Context) error {
 	var compiles sync.WaitGroup
 	defer compiles.Wait()
 	notice := p.plane.store.Watch(ctx, "svc/")
-	// Retries, refreshes and pauses fall due without any notice.
+	// Retries, refreshes and pauses fall due without any notice; and notices come
+	// with every report, so that one look at each tick is all they get.
 	tick := time.NewTicker(planPause)
 	defer tick.Stop()
-	look := true
-	for {
-		if look {
+	for moved := true; ; {
+		if moved {
 			if err := p.look(ctx); err != nil && ctx.Err() == nil {
 				p.log.Error("cannot look at the services to plan", "error", err)
 			}
@@ -95,16 +95,18 @@ func (p *Planner) Run(ctx context.Context) error {
 		select {
 		case <-ctx.Done():
 			return nil
+		case <-tick.C:
+		case <-p.compiler.Changed():
+			p.again()
+		}
+		select {
 		case _, open := <-notice:
 			if !open {
 				return nil
 			}
-			look = true
-		case <-p.compiler.Changed():
-			p.again()
-			look = false
-		case <-tick.C:
-			look = false
+			moved = true
+		default:
+			moved = false
 		}
 	}
 }
