@@ -30,9 +30,9 @@ func (g *generation) describe(ctx context.Context) error {
 	reply, err := pluginv1.NewLifecycleClient(g.conn).Describe(ctx, &pluginv1.DescribeRequest{HostVersion: g.launch.version})
 	if err != nil {
 		if ctx.Err() != nil {
-			return fmt.Errorf("Describe did not answer within %v", g.limits.Describe)
+			return fmt.Errorf("call of Describe not answered within %v", g.limits.Describe)
 		}
-		return fmt.Errorf("Describe: %s", statusText(err))
+		return fmt.Errorf("call of Describe: %s", statusText(err))
 	}
 	if g.description, err = checkDescription(g.id, reply); err != nil {
 		return permanent("%w", err)

@@ -73,7 +73,6 @@ type generation struct {
 	closing  bool
 	inflight int
 	idle     chan struct{} // closed when closing and nothing is in flight
-	removed  sync.Once
 }
 
 // start runs the whole transaction. When it fails, nothing of the process is

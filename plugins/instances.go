@@ -133,9 +133,9 @@ func (g *generation) reconfigure(parent context.Context) error {
 		case ctx.Err() != nil && parent.Err() == nil && g.anyTold():
 			return nil
 		case ctx.Err() != nil:
-			return fmt.Errorf("Configure did not answer within %v", g.limits.Configure)
+			return fmt.Errorf("call of Configure not answered within %v", g.limits.Configure)
 		default:
-			return fmt.Errorf("Configure: %s", statusText(err))
+			return fmt.Errorf("call of Configure: %s", statusText(err))
 		}
 	}
 	return nil

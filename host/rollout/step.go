@@ -162,14 +162,14 @@ func (s State) judge(e Evidence, now time.Time) []Check {
 	return append(checks, s.Plan.Gate.Judge(e.Counts))
 }
 
-func (n *State) countGone(endpoints int, served time.Duration, now time.Time) {
+func (s *State) countGone(endpoints int, served time.Duration, now time.Time) {
 	switch {
 	case endpoints > 0:
-		n.GoneSince, n.Gone = time.Time{}, 0
-	case n.GoneSince.IsZero():
-		n.GoneSince, n.Gone = now, 0
+		s.GoneSince, s.Gone = time.Time{}, 0
+	case s.GoneSince.IsZero():
+		s.GoneSince, s.Gone = now, 0
 	default:
-		n.Gone += served
+		s.Gone += served
 	}
 }
 

@@ -157,18 +157,18 @@ func (t *taking) head(service string) (*statev1.ServiceHead, error) {
 	if head, seen := t.known[service]; seen {
 		return head, nil
 	}
-	if limits.Service(service) != nil {
-		return nil, nil
+	var head *statev1.ServiceHead
+	if limits.Service(service) == nil {
+		var read statev1.ServiceHead
+		version, err := store.Load(t.tx, headKey(service), &read)
+		if err != nil {
+			return nil, err
+		}
+		if version != 0 {
+			head = &read
+		}
+		t.known[service] = head
 	}
-	head := new(statev1.ServiceHead)
-	version, err := store.Load(t.tx, headKey(service), head)
-	if err != nil {
-		return nil, err
-	}
-	if version == 0 {
-		head = nil
-	}
-	t.known[service] = head
 	return head, nil
 }
 

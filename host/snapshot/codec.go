@@ -24,7 +24,6 @@ func ServerOptions() []grpc.ServerOption {
 		grpc.StaticStreamWindowSize(1 << 20),
 		grpc.StaticConnWindowSize(1 << 20),
 		grpc.ReadBufferSize(4 << 10),
-		grpc.SharedWriteBuffer(true),
 		grpc.WriteBufferSize(32 << 10),
 	}
 }

@@ -39,7 +39,6 @@ func newServer() *server {
 type host struct {
 	*server
 	closed atomic.Bool
-	last   atomic.Int64
 }
 
 func (s *server) join(t testing.TB) *store.Engine {

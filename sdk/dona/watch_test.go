@@ -258,7 +258,7 @@ func TestSharedConnection(t *testing.T) {
 	a, b := dial(t, h.address), dial(t, h.address)
 	ready(t, a.Service("checkout"))
 	ready(t, b.Service("checkout"))
-	if a.Service("checkout") != a.Service("checkout") {
+	if first := a.Service("checkout"); first != a.Service("checkout") {
 		t.Error("the same name gives two services")
 	}
 	if !dona.SameConnection(a, b) {

@@ -75,7 +75,7 @@ func (c *configurer) configure(ctx context.Context, id string, config *structpb.
 	}
 	text, err := schema.JSON(config)
 	if err != nil {
-		return []schema.Violation{{Message: err.Error()}}, nil
+		return []schema.Violation{{Message: err.Error()}}, nil //nolint:nilerr // a config that is no JSON is refused: that is an answer
 	}
 	if !checkOnly && c.holds(id, string(text)) {
 		return nil, nil
@@ -96,7 +96,7 @@ func (c *configurer) decode(ctx context.Context, text []byte) (any, []schema.Vio
 	d := json.NewDecoder(bytes.NewReader(text))
 	d.DisallowUnknownFields()
 	if err := d.Decode(v.Interface()); err != nil {
-		return nil, []schema.Violation{{Message: err.Error()}}, nil
+		return nil, []schema.Violation{{Message: err.Error()}}, nil //nolint:nilerr // as above
 	}
 	if !c.ptr {
 		v = v.Elem()

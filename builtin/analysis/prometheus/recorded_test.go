@@ -90,8 +90,7 @@ func TestRedirects(t *testing.T) {
 		fmt.Fprint(w, one)
 	}))
 	defer other.Close()
-	var s *httptest.Server
-	s = httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		switch {
 		case strings.HasPrefix(r.URL.Path, "/same"):
 			http.Redirect(w, r, "/moved/api/v1/query?"+r.URL.RawQuery, http.StatusTemporaryRedirect)

@@ -47,7 +47,7 @@ func (f *file) write(target *state, changed *dirty, reserved uint64, now int64) 
 		heads: make(map[string]logHead),
 	}
 	w.head.revision, w.head.reserved, w.head.clock = target.revision, reserved, max(now, f.head.clock)
-	if err := w.all(changed); err == nil {
+	if err = w.all(changed); err == nil {
 		value, _ := seal(kindHead, keyHead, w.head.rest())
 		err = tx.Bucket(bucketMeta).Put(keyHead, value)
 	}

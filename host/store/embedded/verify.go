@@ -3,6 +3,7 @@ package embedded
 import (
 	"bytes"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"hash/fnv"
 	"io"
@@ -112,7 +113,7 @@ func (v *verifier) heads() (boltHead, error) {
 }
 
 func (v *verifier) unread(err error) error {
-	if err == io.EOF || err == io.ErrUnexpectedEOF {
+	if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
 		return fmt.Errorf("is truncated: has %d bytes", v.size)
 	}
 	return err

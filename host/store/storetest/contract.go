@@ -100,7 +100,7 @@ func testErrorLeavesNoTrace(t *testing.T, s store.Store) {
 			}
 			return want
 		})
-		if err != want {
+		if err != want { //nolint:errorlint // the very error, not one that wraps it
 			t.Fatalf("got %v, want the very error of the function", err)
 		}
 	}

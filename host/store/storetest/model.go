@@ -195,7 +195,7 @@ func runModel(t *testing.T, open Factory) {
 					return nil
 				})
 				switch {
-				case abort && err != errAbort || !abort && err != nil:
+				case abort && !errors.Is(err, errAbort) || !abort && err != nil:
 					rt.Fatal(err)
 				case !abort:
 					now = next
