@@ -191,7 +191,7 @@ func TestFailedWrites(t *testing.T) {
 				if !errors.Is(err, want) {
 					t.Fatalf("got %v, want %v", err, want)
 				}
-				if want == store.ErrUnknown {
+				if errors.Is(want, store.ErrUnknown) {
 					if err := put(s, store.Hard, "k", "later"); !errors.Is(err, store.ErrClosed) {
 						t.Errorf("write after the failure: %v, want ErrClosed", err)
 					}
@@ -209,7 +209,7 @@ func TestFailedWrites(t *testing.T) {
 				defer s.Close()
 				got := value(t, s, "k")
 				healed := acknowledged == -1 && got == "healed"
-				kept := acknowledged == 0 && got == "" || got == fmt.Sprint(acknowledged) || want == store.ErrUnknown && got == fmt.Sprint(acknowledged+1)
+				kept := acknowledged == 0 && got == "" || got == fmt.Sprint(acknowledged) || errors.Is(want, store.ErrUnknown) && got == fmt.Sprint(acknowledged+1)
 				if !healed && !kept {
 					t.Errorf("reopened with %q, %d writes were acknowledged", got, acknowledged)
 				}
