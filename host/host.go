@@ -51,6 +51,7 @@ type Host struct {
 	id     string
 
 	store    *embedded.Store
+	plane    *service.Plane
 	plugins  *plugins.Host
 	sessions *session.Registry
 	feeds    *snapshot.Feeds
@@ -103,10 +104,10 @@ func (h *Host) wire(ledger *audit.Log) (err error) {
 	h.strategy = newStrategies(h.plugins)
 	measure := analysis.New(h.plugins)
 
-	plane := service.New(h.store, ledger, h.id)
-	h.planner = service.NewPlanner(plane, h.strategy, h.log.Named("planner"))
+	h.plane = service.New(h.store, ledger, h.id)
+	h.planner = service.NewPlanner(h.plane, h.strategy, h.log.Named("planner"))
 	h.sessions, err = session.New(session.Options{
-		Store: h.store, Plane: plane, PlaneName: "service", Host: h.id,
+		Store: h.store, Plane: h.plane, PlaneName: "service", Host: h.id,
 		Heartbeat: h.config.Heartbeat, Restart: h.config.RestartGrace,
 		Logger: h.log.Named("session"), Registerer: h.metrics,
 	})
@@ -114,14 +115,14 @@ func (h *Host) wire(ledger *audit.Log) (err error) {
 		return err
 	}
 	h.feeds, err = snapshot.New(snapshot.Options{
-		Store: h.store, Source: plane.Source(), OnRewind: h.rewound.rewind,
+		Store: h.store, Source: h.plane.Source(), OnRewind: h.rewound.rewind,
 		Logger: h.log.Named("snapshot"), Registerer: h.metrics,
 	})
 	if err != nil {
 		return err
 	}
 	h.rollouts = rollout.New(rollout.Options{
-		Store: h.store, Service: plane, Audit: ledger, Analyzer: rollout.OverPlugins(measure, measure.OwnVerdict), HostID: h.id,
+		Store: h.store, Service: h.plane, Audit: ledger, Analyzer: rollout.OverPlugins(measure, measure.OwnVerdict), HostID: h.id,
 		Heartbeat: h.config.Heartbeat, Logger: h.log, Registerer: h.metrics,
 	})
 	h.health = health.NewServer()
@@ -129,8 +130,8 @@ func (h *Host) wire(ledger *audit.Log) (err error) {
 	h.grpc, err = api.New(api.Options{
 		Dev: h.config.Dev, Health: h.health, Logger: h.log.Named("api"), Registerer: h.metrics,
 		ControlPlane: &api.ControlPlane{
-			Store: h.store, Audit: ledger, Plane: plane, Sessions: h.sessions, Feeds: h.feeds, Rollouts: h.rollouts,
-			Reports:  service.NewReports(plane, h.rollouts, time.Now),
+			Store: h.store, Audit: ledger, Plane: h.plane, Sessions: h.sessions, Feeds: h.feeds, Rollouts: h.rollouts,
+			Reports:  service.NewReports(h.plane, h.rollouts, time.Now),
 			Strategy: h.strategy.check, Wall: time.Now, Stopping: h.stopping,
 		},
 		HostAdmin: &api.HostAdmin{
@@ -174,6 +175,7 @@ func (h *Host) Run(ctx context.Context) error {
 	loop("sessions", h.sessions.Run)
 	loop("rollouts", h.rollouts.Run)
 	loop("planner", h.planner.Run)
+	loop("collector", h.collect)
 	go func() { failed <- h.grpc.Serve(h.grpcListener) }()
 	go func() { failed <- h.http.Serve(h.httpListener) }()
 	if err := h.announce(); err != nil {
@@ -240,6 +242,24 @@ func (h *Host) announce() error {
 		return err
 	}
 	return writeFile(filepath.Join(h.config.DataDir, "host.json"), append(text, '\n'))
+}
+
+// collect removes what is left of past services, once an hour.
+func (h *Host) collect(ctx context.Context) error {
+	tick := time.NewTicker(time.Hour)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-tick.C:
+			if n, err := h.plane.Collect(ctx); err != nil && ctx.Err() == nil {
+				h.log.Warn("cannot remove past services", "error", err)
+			} else if n > 0 {
+				h.log.Info("removed past services", "services", n)
+			}
+		}
+	}
 }
 
 // hostID names this host in audit entries and leases. It stays with the data

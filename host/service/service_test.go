@@ -1,0 +1,756 @@
+package service_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	donav1 "github.com/dodona-project/dodona/proto/dona/v1"
+	pluginv1 "github.com/dodona-project/dodona/proto/plugin/v1"
+	statev1 "github.com/dodona-project/dodona/proto/state/v1"
+	"github.com/hashicorp/go-hclog"
+	"go.uber.org/goleak"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/structpb"
+	"pgregory.net/rapid"
+
+	"github.com/dodona-project/dodona/host/audit"
+	"github.com/dodona-project/dodona/host/limits"
+	"github.com/dodona-project/dodona/host/refusal"
+	"github.com/dodona-project/dodona/host/service"
+	"github.com/dodona-project/dodona/host/session"
+	"github.com/dodona-project/dodona/host/store"
+	"github.com/dodona-project/dodona/host/store/embedded"
+	"github.com/dodona-project/dodona/sdk/dona/digest"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// world is a plane over a store in memory.
+type world struct {
+	tb    testing.TB
+	store *embedded.Store
+	audit *audit.Log
+	plane *service.Plane
+	gen   uint64
+}
+
+func newWorld(tb testing.TB) *world {
+	st := embedded.OpenMemory(embedded.Options{})
+	tb.Cleanup(func() { _ = st.Close() })
+	log := audit.New("example.org")
+	return &world{tb: tb, store: st, audit: log, plane: service.New(st, log, "h1")}
+}
+
+func (w *world) update(fn func(tx store.Tx) error) {
+	w.tb.Helper()
+	if err := w.store.Update(context.Background(), store.Hard, fn); err != nil {
+		w.tb.Fatal(err)
+	}
+}
+
+func (w *world) view(fn func(tx store.ReadTx) error) {
+	w.tb.Helper()
+	if err := w.store.View(context.Background(), fn); err != nil {
+		w.tb.Fatal(err)
+	}
+}
+
+func (w *world) lease(id string) *statev1.Lease {
+	w.gen++
+	return &statev1.Lease{Plane: "service", Scope: "web", Id: id, Generation: w.gen}
+}
+
+func beat(id, variant, region string) *donav1.EndpointHeartbeat {
+	return &donav1.EndpointHeartbeat{Service: "web", EndpointId: id, Address: "10.0.0.1:80", Variant: variant, Region: region}
+}
+
+func (w *world) register(b *donav1.EndpointHeartbeat) {
+	w.tb.Helper()
+	w.update(func(tx store.Tx) error { return w.plane.Registered(tx, w.lease(b.EndpointId), nil, b) })
+}
+
+func (w *world) end(id string) {
+	w.tb.Helper()
+	w.update(func(tx store.Tx) error { return w.plane.Ended(tx, w.lease(id), session.Broken) })
+}
+
+func (w *world) setFlag(rule *donav1.FlagRule) error {
+	return w.plane.SetFlag(context.Background(), "local:dev", &donav1.SetFlagRequest{Rule: rule})
+}
+
+func (w *world) build(before *service.Snapshot) (s *service.Snapshot) {
+	w.tb.Helper()
+	w.view(func(tx store.ReadTx) (err error) { s, err = w.plane.Build(tx, "web", before); return err })
+	return s
+}
+
+func (w *world) version() uint64 { w.tb.Helper(); return w.build(nil).Config.Version }
+
+// entries counts a chain's entries, checking it whole.
+func (w *world) entries(chain string) (n uint64) {
+	w.tb.Helper()
+	w.view(func(tx store.ReadTx) (err error) { n, err = w.audit.Check(tx, chain); return err })
+	return n
+}
+
+func TestLBWeight(t *testing.T) {
+	old := time.Hour
+	for _, tc := range []struct {
+		name string
+		load service.Load
+		want uint32
+	}{
+		{"no data", service.Load{Age: old}, 100},
+		{"draining", service.Load{Age: old, Draining: true}, 0},
+		{"half busy", service.Load{Age: old, Utilization: .5}, 50},
+		{"over full", service.Load{Age: old, Utilization: 7}, 5},
+		{"in flight of capacity", service.Load{Age: old, InFlight: 30, Capacity: 100}, 70},
+		{"utilization wins over in flight", service.Load{Age: old, Utilization: .1, InFlight: 100, Capacity: 100}, 90},
+		{"errors", service.Load{Age: old, Requests: 20, Errors: 10}, 50},
+		{"too few calls for errors", service.Load{Age: old, Requests: 19, Errors: 19}, 100},
+		{"all fail", service.Load{Age: old, Requests: 100, Errors: 100}, 5},
+		{"busy and failing", service.Load{Age: old, Utilization: .5, Requests: 100, Errors: 50}, 25},
+		{"just appeared", service.Load{}, 10},
+		{"half of slow start", service.Load{Age: 15 * time.Second}, 50},
+		{"end of slow start", service.Load{Age: 30 * time.Second}, 100},
+		{"quantised", service.Load{Age: old, Utilization: .52}, 50},
+		{"quantised up", service.Load{Age: old, Utilization: .47}, 55},
+	} {
+		if got := service.LBWeight(tc.load); got != tc.want {
+			t.Errorf("%s: %d, want %d", tc.name, got, tc.want)
+		}
+	}
+	rapid.Check(t, func(t *rapid.T) {
+		l := service.Load{
+			Utilization: rapid.Float64Range(0, 10).Draw(t, "u"), InFlight: rapid.Uint32().Draw(t, "f"), Capacity: rapid.Uint32().Draw(t, "c"),
+			Requests: rapid.Uint64Range(0, 1e6).Draw(t, "r"), Age: time.Duration(rapid.Int64Range(-1e9, 1e12).Draw(t, "a")),
+		}
+		l.Errors = rapid.Uint64Range(0, l.Requests).Draw(t, "e")
+		if w := service.LBWeight(l); w < 5 || w > 100 || w%5 != 0 {
+			t.Fatalf("%+v weighs %d", l, w)
+		}
+	})
+}
+
+func TestPublished(t *testing.T) {
+	for _, tc := range []struct{ old, next, want uint32 }{
+		{100, 95, 100}, {100, 90, 90}, {50, 55, 50}, {50, 60, 60}, {5, 0, 0}, {0, 5, 5}, {95, 100, 95}, {90, 100, 100},
+	} {
+		if got := service.Published(tc.old, tc.next); got != tc.want {
+			t.Errorf("from %d to %d publishes %d, want %d", tc.old, tc.next, got, tc.want)
+		}
+	}
+}
+
+// TestNothingChanged: what changes nothing moves no version and writes no entry.
+func TestNothingChanged(t *testing.T) {
+	w := newWorld(t)
+	rule := &donav1.FlagRule{Service: "web", Flag: "f", RolloutPercent: 10, RolloutVariant: "v2"}
+	policy := &donav1.SetServicePolicyRequest{Service: "web", Residency: &donav1.ResidencyPolicy{AllowedRegions: []string{"eu"}}}
+	weights := []*donav1.VariantWeight{{Variant: "v2", Weight: 5}, {Variant: "v1", Weight: 95}}
+	all := map[string]func(){
+		"register": func() { w.register(beat("a", "v1", "eu")) },
+		"flag":     func() { must(t, w.setFlag(proto.Clone(rule).(*donav1.FlagRule))) },
+		"policy":   func() { must(t, w.plane.SetPolicy(context.Background(), "local:dev", policy, nil)) },
+		"weights":  func() { w.update(func(tx store.Tx) error { return w.plane.PutWeights(tx, "web", weights, "r1") }) },
+		"quarantine": func() {
+			w.update(func(tx store.Tx) error { return w.plane.Quarantine(tx, "web", "v3", "r1", "bad") })
+		},
+	}
+	for name, do := range all {
+		before := w.version()
+		do()
+		version, entries := w.version(), w.entries("web")
+		if version == before {
+			t.Errorf("%s: the first time moved no version", name)
+		}
+		do()
+		if w.version() != version || w.entries("web") != entries {
+			t.Errorf("%s: the second time moved the version or wrote an entry", name)
+		}
+	}
+}
+
+func must(tb testing.TB, err error) {
+	tb.Helper()
+	if err != nil {
+		tb.Fatal(err)
+	}
+}
+
+func TestFlagVersions(t *testing.T) {
+	w := newWorld(t)
+	ctx := context.Background()
+	rule := &donav1.FlagRule{Service: "web", Flag: "f", RolloutPercent: 10, RolloutVariant: "v2", Version: 99}
+	must(t, w.setFlag(rule))
+	have := w.build(nil).Config.Flags[0].Version
+	if have == 0 || have == 99 {
+		t.Fatalf("the published version is %d, want the host's own", have)
+	}
+	set := func(expected uint64, percent uint32) error {
+		return w.plane.SetFlag(ctx, "local:dev", &donav1.SetFlagRequest{ExpectedVersion: expected,
+			Rule: &donav1.FlagRule{Service: "web", Flag: "f", RolloutPercent: percent, RolloutVariant: "v2"}})
+	}
+	if err := set(have+1, 20); !refusal.Is(err, refusal.Precondition) {
+		t.Errorf("a wrong expected_version: %v", err)
+	}
+	must(t, set(have, 20))
+	if err := set(have, 30); !refusal.Is(err, refusal.Precondition) {
+		t.Errorf("an old expected_version: %v", err)
+	}
+	must(t, set(0, 30))
+	remove := &donav1.SetFlagRequest{Delete: true, Rule: &donav1.FlagRule{Service: "web", Flag: "f"}}
+	must(t, w.plane.SetFlag(ctx, "local:dev", remove))
+	if err := w.plane.SetFlag(ctx, "local:dev", remove); !refusal.Is(err, refusal.NotFound) {
+		t.Errorf("deleting what is not there: %v", err)
+	}
+	// Set again, it has a version never seen before.
+	must(t, set(0, 30))
+	if again := w.build(nil).Config.Flags[0].Version; again <= have {
+		t.Errorf("the flag set anew has version %d, not above %d", again, have)
+	}
+	if n := w.entries("web"); n != 5 {
+		t.Errorf("the chain has %d entries, want 5", n)
+	}
+}
+
+func TestPolicyMerges(t *testing.T) {
+	w := newWorld(t)
+	asked := ""
+	check := func(_ context.Context, name string, c *structpb.Struct) error {
+		asked = name
+		if c.GetFields()["bad"] != nil {
+			return refusal.Field("strategy_config", "is bad")
+		}
+		return nil
+	}
+	set := func(req *donav1.SetServicePolicyRequest) error {
+		req.Service = "web"
+		return w.plane.SetPolicy(context.Background(), "local:dev", req, check)
+	}
+	config, _ := structpb.NewStruct(map[string]any{"choices": 3})
+	bad, _ := structpb.NewStruct(map[string]any{"bad": true})
+	must(t, set(&donav1.SetServicePolicyRequest{Residency: &donav1.ResidencyPolicy{AllowedRegions: []string{"eu"}, RuleId: "gdpr"}}))
+	must(t, set(&donav1.SetServicePolicyRequest{Strategy: "round-robin"}))
+	must(t, set(&donav1.SetServicePolicyRequest{StrategyConfig: config}))
+	if asked != "round-robin" {
+		t.Errorf("the config was checked by %q, want the strategy in force", asked)
+	}
+	if err := set(&donav1.SetServicePolicyRequest{StrategyConfig: bad}); !refusal.Is(err, refusal.Invalid) {
+		t.Errorf("a bad config: %v", err)
+	}
+	want := &donav1.ServicePolicy{Residency: &donav1.ResidencyPolicy{AllowedRegions: []string{"eu"}, RuleId: "gdpr"},
+		Strategy: "round-robin", StrategyConfig: config}
+	expect := func(when string) {
+		t.Helper()
+		w.view(func(tx store.ReadTx) error {
+			have, err := w.plane.Policy(tx, "web")
+			if err == nil && !proto.Equal(have, want) {
+				t.Errorf("%s: the policy is %v, want %v", when, have, want)
+			}
+			return err
+		})
+	}
+	expect("after four requests")
+	must(t, set(&donav1.SetServicePolicyRequest{Strategy: "least-connections"}))
+	want.Strategy, want.StrategyConfig = "least-connections", nil
+	expect("another strategy takes no other's config")
+	must(t, set(&donav1.SetServicePolicyRequest{ClearResidency: true, Strategy: "default"}))
+	want = &donav1.ServicePolicy{}
+	expect("cleared")
+	for name, req := range map[string]*donav1.SetServicePolicyRequest{
+		"nothing to change": {},
+		"both":              {ClearResidency: true, Residency: &donav1.ResidencyPolicy{AllowedRegions: []string{"eu"}}},
+		"no regions":        {Residency: &donav1.ResidencyPolicy{}},
+		"region twice":      {Residency: &donav1.ResidencyPolicy{AllowedRegions: []string{"eu", "eu"}}},
+		"region name":       {Residency: &donav1.ResidencyPolicy{AllowedRegions: []string{"e u"}}},
+		"an unknown probe":  {Probe: "http"},
+		"a config of none":  {ProbeConfig: config},
+		"65 regions":        {Residency: &donav1.ResidencyPolicy{AllowedRegions: many(65)}},
+		"a long strategy":   {Strategy: strings.Repeat("s", 129)},
+	} {
+		before := w.version()
+		if err := set(req); !refusal.Is(err, refusal.Invalid) {
+			t.Errorf("%s: %v", name, err)
+		}
+		if w.version() != before {
+			t.Errorf("%s: refused and moved the version", name)
+		}
+	}
+}
+
+func many(n int) (all []string) {
+	for i := range n {
+		all = append(all, fmt.Sprintf("r%d", i))
+	}
+	return all
+}
+
+// TestLimits fills the counters that the limits are judged by, and goes one on.
+func TestLimits(t *testing.T) {
+	w := newWorld(t)
+	w.register(beat("a", "v1", "eu"))
+	preset := func(change func(h *statev1.ServiceHead)) {
+		w.update(func(tx store.Tx) error {
+			var head statev1.ServiceHead
+			if _, err := store.Load(tx, "svc/web/head", &head); err != nil {
+				return err
+			}
+			change(&head)
+			return store.Save(tx, "svc/web/head", &head)
+		})
+	}
+	register := func(b *donav1.EndpointHeartbeat) error {
+		return w.store.Update(context.Background(), store.Soft, func(tx store.Tx) error {
+			return w.plane.Registered(tx, w.lease(b.EndpointId), nil, b)
+		})
+	}
+	exhausted := func(what string, err error, names ...string) {
+		t.Helper()
+		if !refusal.Is(err, refusal.Exhausted) {
+			t.Errorf("%s: %v, want Exhausted", what, err)
+			return
+		}
+		for _, name := range append(names, "web") {
+			if !strings.Contains(err.Error(), name) {
+				t.Errorf("%s: %q does not say %s", what, err, name)
+			}
+		}
+	}
+	preset(func(h *statev1.ServiceHead) { h.Endpoints = limits.EndpointsPerService - 1 })
+	must(t, register(beat("b", "v1", "eu")))
+	exhausted("10,001 endpoints", register(beat("c", "v1", "eu")), "10000")
+	w.end("b")
+	must(t, register(beat("c", "v1", "eu")))
+	preset(func(h *statev1.ServiceHead) { h.Endpoints, h.Flags = 2, limits.FlagsPerService-1 })
+	must(t, w.setFlag(&donav1.FlagRule{Service: "web", Flag: "f"}))
+	exhausted("1,001 flags", w.setFlag(&donav1.FlagRule{Service: "web", Flag: "g"}), "1000")
+	preset(func(h *statev1.ServiceHead) { h.Flags, h.EncodedBytes = 1, limits.SnapshotBytes-10 })
+	exhausted("4 MiB", w.setFlag(&donav1.FlagRule{Service: "web", Flag: "g"}), fmt.Sprint(limits.SnapshotBytes))
+	w.update(func(tx store.Tx) error {
+		return store.Save(tx, "services", &statev1.ServiceList{Count: limits.Services})
+	})
+	if err := w.setFlag(&donav1.FlagRule{Service: "web2", Flag: "f"}); !refusal.Is(err, refusal.Exhausted) {
+		t.Errorf("5,001 services: %v", err)
+	}
+}
+
+// TestEncodedBytes compares the count that the limit is judged by with the truth.
+func TestEncodedBytes(t *testing.T) {
+	w := newWorld(t)
+	w.history(t, 60, func(step int) int { return (step*7 + step/3) % 9 })
+	var head statev1.ServiceHead
+	w.view(func(tx store.ReadTx) error { _, err := store.Load(tx, "svc/web/head", &head); return err })
+	config := proto.Clone(w.build(nil).Config).(*donav1.ConfigSnapshot)
+	config.Service, config.Version, config.Checksum, config.Form = "", 0, nil, 0
+	if real := proto.Size(config); head.EncodedBytes < uint64(real) || head.EncodedBytes > uint64(real)+20*uint64(len(config.Flags)+1) {
+		t.Errorf("the head counts %d bytes, the snapshot has %d", head.EncodedBytes, real)
+	}
+}
+
+// history does n things to the service web; choose draws what.
+func (w *world) history(tb testing.TB, n int, choose func(step int) int) {
+	ctx := context.Background()
+	for step := range n {
+		id := fmt.Sprintf("e%d", step%5)
+		variant, region := fmt.Sprintf("v%d", step%3+1), []string{"eu", "us"}[step%2]
+		switch choose(step) % 9 {
+		case 0, 1:
+			w.register(beat(id, variant, region))
+		case 2:
+			b := beat(id, variant, region)
+			b.Draining = step%4 == 0
+			l := w.lease(id)
+			l.Utilization = float64(step%10) / 10
+			w.update(func(tx store.Tx) error { return w.plane.Beat(tx, l, b) })
+		case 3:
+			w.end(id)
+		case 4:
+			must(tb, w.setFlag(&donav1.FlagRule{Service: "web", Flag: "f" + id, RolloutPercent: uint32(step % 100), RolloutVariant: variant}))
+		case 5:
+			err := w.plane.SetFlag(ctx, "local:dev", &donav1.SetFlagRequest{Delete: true, Rule: &donav1.FlagRule{Service: "web", Flag: "f" + id}})
+			if err != nil && !refusal.Is(err, refusal.NotFound) {
+				tb.Fatal(err)
+			}
+		case 6:
+			percent := uint32(step % 101)
+			w.update(func(tx store.Tx) error {
+				return w.plane.PutWeights(tx, "web", []*donav1.VariantWeight{{Variant: "v2", Weight: percent}, {Variant: "v1", Weight: 100 - percent}}, "r")
+			})
+		case 7:
+			w.update(func(tx store.Tx) error {
+				if step%2 == 0 {
+					return w.plane.Quarantine(tx, "web", variant, "r", "bad")
+				}
+				_, err := w.plane.LiftQuarantine(tx, "web", variant)
+				return err
+			})
+		case 8:
+			req := &donav1.SetServicePolicyRequest{Service: "web", Residency: &donav1.ResidencyPolicy{AllowedRegions: []string{region}}}
+			if step%3 == 0 {
+				req = &donav1.SetServicePolicyRequest{Service: "web", ClearResidency: true}
+			}
+			must(tb, w.plane.SetPolicy(ctx, "local:dev", req, nil))
+		}
+	}
+}
+
+// TestBuild: whatever happened, a build on top of the last one is a build from
+// nothing; the version moves with the content and with nothing else; the counts
+// in the head are a recount; the chain holds.
+func TestBuild(t *testing.T) {
+	rapid.Check(t, func(rt *rapid.T) {
+		w := newWorld(t)
+		var last *service.Snapshot
+		n := rapid.IntRange(1, 30).Draw(rt, "steps")
+		for step := range n {
+			what := rapid.IntRange(0, 8).Draw(rt, "what")
+			offset := rapid.IntRange(0, 40).Draw(rt, "offset")
+			w.history(t, 1, func(int) int { return what })
+			_ = offset
+			full, next := w.build(nil), w.build(last)
+			if !proto.Equal(full.Config, next.Config) {
+				rt.Fatalf("step %d: on top of the last build:\n%v\nfrom nothing:\n%v", step, next.Config, full.Config)
+			}
+			if sum := digest.OfSnapshot(full.Config); string(sum[:]) != string(full.Config.Checksum) {
+				rt.Fatalf("step %d: the checksum is not that of the content", step)
+			}
+			if last != nil {
+				same := string(last.Config.Checksum) == string(next.Config.Checksum)
+				switch moved := next.Config.Version - last.Config.Version; {
+				case next.Config.Version < last.Config.Version:
+					rt.Fatalf("step %d: the version fell", step)
+				case moved == 0 && !same:
+					rt.Fatalf("step %d: the content changed under version %d", step, next.Config.Version)
+				}
+			}
+			last = next
+		}
+		w.recount(t, last.Config)
+		w.entries("web")
+	})
+}
+
+func (w *world) recount(tb testing.TB, config *donav1.ConfigSnapshot) {
+	tb.Helper()
+	w.view(func(tx store.ReadTx) error {
+		for _, variant := range []string{"v1", "v2", "v3"} {
+			all, legal := 0, 0
+			for _, e := range config.Endpoints {
+				if e.Variant != variant || e.LbWeight == 0 {
+					continue
+				}
+				all++
+				if regions := config.GetResidency().GetAllowedRegions(); len(regions) == 0 || slices.Contains(regions, e.Region) {
+					legal++
+				}
+			}
+			haveAll, err := w.plane.Endpoints(tx, "web", variant)
+			if err != nil {
+				return err
+			}
+			haveLegal, err := w.plane.LegalEndpoints(tx, "web", variant)
+			if err != nil {
+				return err
+			}
+			if haveAll != all || haveLegal != legal {
+				tb.Errorf("%s: the head counts %d endpoints, %d legal; there are %d, %d", variant, haveAll, haveLegal, all, legal)
+			}
+		}
+		return nil
+	})
+}
+
+func TestUrgent(t *testing.T) {
+	w := newWorld(t)
+	urgent := func(do func()) bool {
+		t.Helper()
+		var before, after uint64
+		w.view(func(tx store.ReadTx) (err error) { _, before, err = w.plane.Head(tx, "web"); return err })
+		do()
+		w.view(func(tx store.ReadTx) (err error) { _, after, err = w.plane.Head(tx, "web"); return err })
+		return after > before
+	}
+	for _, tc := range []struct {
+		name string
+		do   func()
+		want bool
+	}{
+		{"a new endpoint", func() { w.register(beat("a", "v1", "eu")) }, false},
+		{"a flag", func() { must(t, w.setFlag(&donav1.FlagRule{Service: "web", Flag: "f"})) }, false},
+		{"residency", func() {
+			must(t, w.plane.SetPolicy(context.Background(), "local:dev", &donav1.SetServicePolicyRequest{Service: "web",
+				Residency: &donav1.ResidencyPolicy{AllowedRegions: []string{"eu"}}}, nil))
+		}, true},
+		{"quarantine", func() { w.update(func(tx store.Tx) error { return w.plane.Quarantine(tx, "web", "v2", "r", "bad") }) }, true},
+		{"draining", func() {
+			b := beat("a", "v1", "eu")
+			b.Draining = true
+			w.update(func(tx store.Tx) error { return w.plane.Beat(tx, w.lease("a"), b) })
+		}, true},
+		{"the end of one that drained", func() { w.end("a") }, false},
+	} {
+		if got := urgent(tc.do); got != tc.want {
+			t.Errorf("%s: urgent %v, want %v", tc.name, got, tc.want)
+		}
+	}
+	w.register(beat("b", "v1", "eu"))
+	if !urgent(func() { w.end("b") }) {
+		t.Error("a removal waits")
+	}
+}
+
+// compiler is a strategy that the test steers.
+type compiler struct {
+	changed chan struct{}
+
+	mu      sync.Mutex
+	calls   []*pluginv1.CompileRequest
+	fail    error
+	refresh time.Duration
+}
+
+func (c *compiler) Changed() <-chan struct{} { return c.changed }
+
+func (c *compiler) Compile(_ context.Context, _ string, _ *structpb.Struct, req *pluginv1.CompileRequest) (*donav1.Plan, time.Duration, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.calls = append(c.calls, req)
+	if c.fail != nil {
+		return nil, 0, c.fail
+	}
+	return &donav1.Plan{Algorithm: donav1.Algorithm_ALGORITHM_LEAST_CONNECTIONS, Choices: 2}, c.refresh, nil
+}
+
+func (c *compiler) set(err error) { c.mu.Lock(); defer c.mu.Unlock(); c.fail = err }
+func (c *compiler) count() int    { c.mu.Lock(); defer c.mu.Unlock(); return len(c.calls) }
+
+func TestPlanner(t *testing.T) {
+	w := newWorld(t)
+	c := &compiler{changed: make(chan struct{}, 1), fail: errors.New("plugin is away")}
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan struct{})
+	go func() { defer close(done); _ = service.NewPlanner(w.plane, c, hclog.NewNullLogger()).Run(ctx) }()
+	defer func() { cancel(); <-done }()
+
+	plan := func(want string) *statev1.PlanState {
+		t.Helper()
+		var p *statev1.PlanState
+		eventually(t, func() bool {
+			w.view(func(tx store.ReadTx) (err error) { p, err = w.plane.Plan(tx, "web"); return err })
+			return strings.HasPrefix(p.Note, want)
+		}, func() string { return fmt.Sprintf("the plan is %v, want a note that begins with %q", p, want) })
+		return p
+	}
+	for i := range 20 { // a burst is few compiles
+		w.register(beat(fmt.Sprintf("e%d", i), "v1", "eu"))
+	}
+	p := plan("fallback to round robin")
+	if p.Plan.Algorithm != donav1.Algorithm_ALGORITHM_ROUND_ROBIN || p.Plan.Strategy != "" {
+		t.Errorf("the fallback is %v", p.Plan)
+	}
+	c.set(nil)
+	c.changed <- struct{}{} // the plugin is back
+	p = plan("accepted from least-connections")
+	first := p.Plan.Generation
+	if p.Plan.Strategy != "least-connections" || first == 0 {
+		t.Errorf("the plan is %v", p.Plan)
+	}
+	// Its own publication, and a flag, call for no other compile.
+	must(t, w.setFlag(&donav1.FlagRule{Service: "web", Flag: "f"}))
+	before, version := c.count(), w.version()
+	w.register(beat("new", "v1", "eu"))
+	eventually(t, func() bool { return c.count() > before }, func() string { return "a new endpoint was not planned" })
+	if last := c.calls[c.count()-1]; len(last.Candidates) != 21 || last.Previous.GetGeneration() != first {
+		t.Errorf("the compile was asked with %d candidates and generation %d", len(last.Candidates), last.Previous.GetGeneration())
+	}
+	c.set(errors.New("plugin is away"))
+	w.end("new")
+	p = plan("last good plan of least-connections")
+	if p.Plan.Generation != first {
+		t.Errorf("an equal plan has generation %d, want %d as before", p.Plan.Generation, first)
+	}
+	if c.count() > 20 {
+		t.Errorf("%d compiles for a burst and three changes", c.count())
+	}
+	_ = version
+	// Draining endpoints are no candidates.
+	c.set(nil)
+	b := beat("e0", "v1", "eu")
+	b.Draining = true
+	w.update(func(tx store.Tx) error { return w.plane.Beat(tx, w.lease("e0"), b) })
+	eventually(t, func() bool {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		return len(c.calls[len(c.calls)-1].Candidates) == 19
+	}, func() string { return "a draining endpoint is still a candidate" })
+}
+
+func eventually(t *testing.T, ok func() bool, why func() string) {
+	t.Helper()
+	deadline := time.NewTimer(20 * time.Second)
+	defer deadline.Stop()
+	tick := time.NewTicker(10 * time.Millisecond)
+	defer tick.Stop()
+	for !ok() {
+		select {
+		case <-tick.C:
+		case <-deadline.C:
+			t.Fatal(why())
+		}
+	}
+}
+
+// counted takes calls as rollouts would.
+type counted struct{ calls []*donav1.CallOutcome }
+
+func (c *counted) Report(_ store.Tx, _ string, calls []*donav1.CallOutcome, _ time.Time) error {
+	c.calls = append(c.calls, calls...)
+	return nil
+}
+
+func TestReports(t *testing.T) {
+	w := newWorld(t)
+	w.register(beat("a", "v1", "eu"))
+	now := time.Now()
+	counter := &counted{}
+	reports := service.NewReports(w.plane, counter, func() time.Time { return now })
+	call := func(change func(*donav1.CallOutcome)) *donav1.CallOutcome {
+		c := &donav1.CallOutcome{Service: "web", Variant: "v1", EndpointId: "a", Success: true, UnixMs: now.UnixMilli(), Code: "200"}
+		if change != nil {
+			change(c)
+		}
+		return c
+	}
+	bad := map[string]*donav1.CallOutcome{
+		"unknown service": call(func(c *donav1.CallOutcome) { c.Service = "nope" }),
+		"a bad name":      call(func(c *donav1.CallOutcome) { c.Service = "../x" }),
+		"unknown variant": call(func(c *donav1.CallOutcome) { c.Variant = "v9" }),
+		"the future":      call(func(c *donav1.CallOutcome) { c.UnixMs = now.Add(limits.ReportAhead + time.Second).UnixMilli() }),
+		"too old":         call(func(c *donav1.CallOutcome) { c.UnixMs = now.Add(-limits.ReportBehind - time.Second).UnixMilli() }),
+		"no time":         call(func(c *donav1.CallOutcome) { c.UnixMs = 0 }),
+		"negative time":   call(func(c *donav1.CallOutcome) { c.UnixMs = math.MinInt64 }),
+		"a long code":     call(func(c *donav1.CallOutcome) { c.Code = strings.Repeat("x", limits.CodeLen+1) }),
+		"a huge latency":  call(func(c *donav1.CallOutcome) { c.LatencyUs = 1 << 53 }),
+		"a huge count":    call(func(c *donav1.CallOutcome) { c.Count = math.MaxUint32 }),
+	}
+	for name, c := range bad {
+		ack, _, err := reports.Take(context.Background(), "local:dev", &donav1.StatsBatch{Calls: []*donav1.CallOutcome{c, call(nil)}})
+		if err != nil || ack.Dropped != 1 {
+			t.Errorf("%s: %v, %v, want one dropped", name, ack, err)
+		}
+	}
+	if len(counter.calls) != len(bad) {
+		t.Errorf("%d calls were counted, want %d", len(counter.calls), len(bad))
+	}
+	batch := &donav1.StatsBatch{ReporterId: "r1", Sequence: 1, Calls: []*donav1.CallOutcome{call(nil)},
+		Audits: []*donav1.AuditEvent{
+			{Service: "web", UnixMs: now.UnixMilli(), Decision: donav1.AuditEvent_DECISION_ALLOW, AllowedRegions: []string{"eu"}, EndpointId: "a", EndpointRegion: "eu"},
+			{Service: "web", UnixMs: now.UnixMilli(), Decision: donav1.AuditEvent_DECISION_ALLOW, AllowedRegions: []string{"eu"}, EndpointId: "a", EndpointRegion: "eu", Count: 2},
+			{Service: "web", UnixMs: now.UnixMilli()}, // decides nothing
+		},
+		Exposures: []*donav1.Exposure{
+			{Service: "web", Flag: "f", Variant: "v1", Reason: donav1.Reason_REASON_SPLIT, UnixMs: now.UnixMilli(), UnitDigest: make([]byte, 32)},
+			{Service: "web", Flag: "f", Variant: "v1", Reason: donav1.Reason_REASON_SPLIT, UnixMs: now.UnixMilli()},
+			{Service: "web", Flag: "f", Reason: 99, UnixMs: now.UnixMilli()},
+		},
+	}
+	entries := w.entries("web")
+	before := len(counter.calls)
+	for range 2 { // the second is a replay
+		ack, _, err := reports.Take(context.Background(), "local:dev", batch)
+		if err != nil || ack.AcceptedSequence != 1 || ack.Dropped != 2 {
+			t.Fatalf("the batch: %v, %v", ack, err)
+		}
+	}
+	if got := w.entries("web") - entries; got != 2 {
+		t.Errorf("the batch made %d entries, want one for the decisions and one for the exposures", got)
+	}
+	if got := len(counter.calls) - before; got != 1 {
+		t.Errorf("the call of the batch was counted %d times", got)
+	}
+	other := proto.Clone(batch).(*donav1.StatsBatch)
+	other.Calls = nil
+	if _, _, err := reports.Take(context.Background(), "local:dev", other); !refusal.Is(err, refusal.AlreadyExists) {
+		t.Errorf("the same sequence with other content: %v", err)
+	}
+	other.Sequence, other.Calls = 4, []*donav1.CallOutcome{call(nil)}
+	other.Audits, other.Exposures = nil, nil
+	entries = w.entries("web")
+	must1(t)(reports.Take(context.Background(), "local:dev", other))
+	if got := w.entries("web") - entries; got != 1 {
+		t.Errorf("a gap made %d entries, want one stats.gap", got)
+	}
+	other.Sequence = 3
+	if _, _, err := reports.Take(context.Background(), "local:dev", other); !refusal.Is(err, refusal.Aborted) {
+		t.Errorf("a lower sequence: %v", err)
+	}
+	for name, b := range map[string]*donav1.StatsBatch{
+		"no reporter":        {Sequence: 1},
+		"a bad reporter":     {Sequence: 1, ReporterId: "a b"},
+		"unfenced exposures": {Exposures: batch.Exposures},
+		"4,097 items":        {ReporterId: "r", Sequence: 1, Calls: slices.Repeat([]*donav1.CallOutcome{call(nil)}, limits.StatsItems+1)},
+	} {
+		if _, _, err := reports.Take(context.Background(), "local:dev", b); !refusal.Is(err, refusal.Invalid) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
+func must1(t *testing.T) func(*donav1.ReportAck, []*donav1.AppliedConfig, error) {
+	return func(_ *donav1.ReportAck, _ []*donav1.AppliedConfig, err error) { t.Helper(); must(t, err) }
+}
+
+// TestPastServices: a service with nothing but past endpoints leaves the list
+// after a day, its records go, and a new one of its name starts above it.
+func TestPastServices(t *testing.T) {
+	now := time.Now()
+	var mu sync.Mutex
+	clock := func() time.Time { mu.Lock(); defer mu.Unlock(); return now }
+	st := embedded.OpenMemory(embedded.Options{Clock: clock})
+	defer func() { _ = st.Close() }()
+	log := audit.New("example.org")
+	w := &world{tb: t, store: st, audit: log, plane: service.New(st, log, "h1")}
+	w.register(beat("a", "v1", "eu"))
+	w.end("a")
+	must(t, w.setFlag(&donav1.FlagRule{Service: "kept", Flag: "f"}))
+	seen := w.version()
+	list := func() (names []string) {
+		w.view(func(tx store.ReadTx) (err error) { names, err = w.plane.Services(tx); return err })
+		return names
+	}
+	if got := list(); !slices.Equal(got, []string{"kept", "web"}) {
+		t.Errorf("the services are %v", got)
+	}
+	mu.Lock()
+	now = now.Add(25 * time.Hour)
+	mu.Unlock()
+	if got := list(); !slices.Equal(got, []string{"kept"}) {
+		t.Errorf("a day later the services are %v", got)
+	}
+	if n, err := w.plane.Collect(context.Background()); err != nil || n != 1 {
+		t.Errorf("collected %d, %v", n, err)
+	}
+	if n, err := w.plane.Collect(context.Background()); err != nil || n != 0 {
+		t.Errorf("collected again %d, %v", n, err)
+	}
+	w.view(func(tx store.ReadTx) error {
+		for _, key := range []string{"svc/web/head", "svc/web/urgent", "svc/web/plan"} {
+			if rec, err := tx.Get(key); err != nil || rec.Exists() {
+				t.Errorf("%s is still there (%v)", key, err)
+			}
+		}
+		return nil
+	})
+	w.register(beat("a", "v1", "eu"))
+	if got := w.version(); got <= seen {
+		t.Errorf("the new service starts at version %d, the old one ended at %d", got, seen)
+	}
+}
