@@ -104,7 +104,8 @@ func (h *Host) wire(ledger *audit.Log) (err error) {
 	h.strategy = newStrategies(h.plugins)
 	measure := analysis.New(h.plugins)
 
-	h.plane = service.New(h.store, ledger, h.id)
+	actions := audit.Guard(h.store) // what acts goes through here
+	h.plane = service.New(actions, ledger, h.id)
 	h.planner = service.NewPlanner(h.plane, h.strategy, h.log.Named("planner"))
 	h.sessions, err = session.New(session.Options{
 		Store: h.store, Plane: h.plane, PlaneName: "service", Host: h.id,
@@ -122,7 +123,7 @@ func (h *Host) wire(ledger *audit.Log) (err error) {
 		return err
 	}
 	h.rollouts = rollout.New(rollout.Options{
-		Store: h.store, Service: h.plane, Audit: ledger, Analyzer: rollout.OverPlugins(measure, measure.OwnVerdict), HostID: h.id,
+		Store: actions, Service: h.plane, Audit: ledger, Analyzer: rollout.OverPlugins(measure, measure.OwnVerdict), HostID: h.id,
 		Heartbeat: h.config.Heartbeat, Logger: h.log, Registerer: h.metrics,
 	})
 	h.health = health.NewServer()

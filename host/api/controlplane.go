@@ -80,36 +80,21 @@ func (s *ControlPlane) ReportStats(ctx context.Context, batch *donav1.StatsBatch
 
 // SetFlag sets or deletes a flag.
 func (s *ControlPlane) SetFlag(ctx context.Context, req *donav1.SetFlagRequest) (*donav1.Empty, error) {
-	return control(ctx, func(ctx context.Context) error { return s.Plane.SetFlag(ctx, actor(ctx), req) })
+	return &donav1.Empty{}, s.Plane.SetFlag(ctx, actor(ctx), req)
 }
 
 // SetServicePolicy changes residency and strategy.
 func (s *ControlPlane) SetServicePolicy(ctx context.Context, req *donav1.SetServicePolicyRequest) (*donav1.Empty, error) {
-	return control(ctx, func(ctx context.Context) error { return s.Plane.SetPolicy(ctx, actor(ctx), req, s.Strategy) })
+	return &donav1.Empty{}, s.Plane.SetPolicy(ctx, actor(ctx), req, s.Strategy)
 }
 
 // StartRollout starts a canary.
 func (s *ControlPlane) StartRollout(ctx context.Context, req *donav1.StartRolloutRequest) (*donav1.Empty, error) {
-	return control(ctx, func(ctx context.Context) error { return s.Rollouts.Start(ctx, actor(ctx), req) })
+	return &donav1.Empty{}, s.Rollouts.Start(ctx, actor(ctx), req)
 }
 
 // ControlRollout pauses, resumes, promotes or aborts a rollout, or lifts a
 // quarantine.
-func (s *ControlPlane) ControlRollout(ctx context.Context, req *donav1.ControlRolloutRequest) (status *donav1.RolloutStatus, err error) {
-	_, err = control(ctx, func(ctx context.Context) error {
-		status, err = s.Rollouts.Control(ctx, actor(ctx), req)
-		return err
-	})
-	return status, err
-}
-
-// control runs an action that leaves an audit entry. When the entry cannot be
-// written in time the action is refused.
-func control(ctx context.Context, act func(ctx context.Context) error) (*donav1.Empty, error) {
-	ctx, cancel := context.WithTimeout(ctx, auditCap)
-	defer cancel()
-	if err := act(ctx); err != nil {
-		return nil, service.Unavailable(err)
-	}
-	return &donav1.Empty{}, nil
+func (s *ControlPlane) ControlRollout(ctx context.Context, req *donav1.ControlRolloutRequest) (*donav1.RolloutStatus, error) {
+	return s.Rollouts.Control(ctx, actor(ctx), req)
 }

@@ -17,9 +17,6 @@ import (
 // Clock tells the wall clock's time, by which clients' times are judged.
 type Clock func() time.Time
 
-// auditCap is how long a control action may wait for its audit entry.
-const auditCap = 2 * time.Second
-
 // GetStatus shows one service as it is at one revision.
 func (s *ControlPlane) GetStatus(ctx context.Context, req *donav1.GetStatusRequest) (*donav1.StatusReply, error) {
 	if err := refusal.Check("service", limits.Service(req.Service)); err != nil {

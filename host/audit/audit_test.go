@@ -7,11 +7,14 @@ import (
 	"fmt"
 	"strings"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	statev1 "github.com/dodona-project/dodona/proto/state/v1"
 	"go.uber.org/goleak"
 
 	"github.com/dodona-project/dodona/host/audit"
+	"github.com/dodona-project/dodona/host/refusal"
 	"github.com/dodona-project/dodona/host/store"
 	"github.com/dodona-project/dodona/host/store/embedded"
 )
@@ -191,4 +194,57 @@ func TestClockStep(t *testing.T) {
 	if n, err := check(st, log, "web"); err != nil || n != 2 {
 		t.Errorf("the chain has %d entries, %v", n, err)
 	}
+}
+
+// failing is a store whose updates answer what the test says, or nothing.
+type failing struct {
+	store.Store
+	err error // nil: never answers
+}
+
+func (f failing) Update(ctx context.Context, _ store.Durability, _ func(store.Tx) error) error {
+	if f.err == nil {
+		<-ctx.Done()
+		return ctx.Err()
+	}
+	return f.err
+}
+
+func TestGuard(t *testing.T) {
+	own := errors.New("of the function")
+	for _, tc := range []struct {
+		name   string
+		err    error
+		d      store.Durability
+		refuse bool
+	}{
+		{"full", fmt.Errorf("commit: %w", store.ErrFull), store.Hard, true},
+		{"read-only", store.ErrReadOnly, store.Hard, true},
+		{"closed", store.ErrClosed, store.Hard, true},
+		{"unknown", store.ErrUnknown, store.Hard, true},
+		{"stuck", nil, store.Hard, true},
+		{"the function's own error", own, store.Hard, false},
+		{"soft", store.ErrFull, store.Soft, false},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				began := time.Now()
+				err := audit.Guard(failing{err: tc.err}).Update(context.Background(), tc.d, nil)
+				var refused *refusal.Error
+				if got := errors.As(err, &refused); got != tc.refuse || got && (refused.Kind != refusal.Unavailable || refused.Reason != "audit") {
+					t.Errorf("%v, %+v", err, refused)
+				}
+				if took := time.Since(began); took > audit.Wait {
+					t.Errorf("answered after %v", took)
+				}
+			})
+		})
+	}
+	synctest.Test(t, func(t *testing.T) {
+		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+		defer cancel()
+		if err := audit.Guard(failing{}).Update(ctx, store.Hard, nil); !errors.Is(err, context.DeadlineExceeded) || refusal.Is(err, refusal.Unavailable) {
+			t.Errorf("the caller's own deadline: %v", err)
+		}
+	})
 }

@@ -4,8 +4,6 @@ import (
 	"cmp"
 	"context"
 	"crypto/sha256"
-	"errors"
-	"fmt"
 	"maps"
 	"math"
 	"slices"
@@ -335,25 +333,4 @@ func (t *taking) decisionHolds(e *donav1.AuditEvent) bool {
 // word is an enum value as people and logs write it: allow for DECISION_ALLOW.
 func word(name, prefix string) string {
 	return strings.ToLower(strings.TrimPrefix(name, prefix))
-}
-
-// Unavailable turns a store's failure during a control action into the refusal
-// that clients understand: its audit entry could not be written either. Other
-// errors stay as they are.
-func Unavailable(err error) error {
-	var refused *refusal.Error
-	if err == nil || errors.As(err, &refused) || errors.Is(err, context.Canceled) {
-		return err
-	}
-	for _, cause := range []error{store.ErrFull, store.ErrReadOnly, store.ErrClosed, context.DeadlineExceeded} {
-		if errors.Is(err, cause) {
-			return &refusal.Error{Kind: refusal.Unavailable, Reason: "audit", Cause: err,
-				Text: fmt.Sprintf("the audit entry cannot be written, so nothing was done: %s", cause)}
-		}
-	}
-	if errors.Is(err, store.ErrUnknown) {
-		return &refusal.Error{Kind: refusal.Unavailable, Reason: "outcome unknown", Cause: err,
-			Text: "outcome unknown: the write was sent and not confirmed; send the same request again"}
-	}
-	return err
 }
