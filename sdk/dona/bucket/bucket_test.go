@@ -126,3 +126,39 @@ func BenchmarkBucket(b *testing.B) {
 	}
 	_ = total
 }
+
+// A prepared key gives the bucket that hashing it gives, whatever unit and key.
+func TestTable(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		keys := rapid.SliceOfN(rapid.String(), 1, 5).Draw(t, "keys")
+		table := bucket.NewTable(keys)
+		for _, unit := range rapid.SliceOfN(rapid.String(), 1, 20).Draw(t, "units") {
+			u := bucket.Prepare(unit)
+			row := table.Row(u)
+			for i, key := range keys {
+				if got, want := row.Bucket(i), bucket.Bucket(unit, key); got != want {
+					t.Fatalf("unit %q key %q: bucket %d, hashed %d", unit, key, got, want)
+				}
+			}
+			if row.Unit() != u {
+				t.Fatalf("unit %q: the row has another", unit)
+			}
+		}
+	})
+}
+
+func BenchmarkTable(b *testing.B) {
+	keys := make([]string, 10)
+	for i := range keys {
+		keys[i] = fmt.Sprint("new-checkout-", i)
+	}
+	table := bucket.NewTable(keys)
+	var total uint32
+	for b.Loop() {
+		row := table.Row(bucket.Prepare("user-12345678"))
+		for i := range keys {
+			total += row.Bucket(i)
+		}
+	}
+	_ = total
+}

@@ -111,13 +111,13 @@ func (p *Program) decide(req *Request, trace *Trace) Result {
 		return res
 	}
 
-	unit := bucket.Prepare(req.Unit)
-	variant := p.byFlags(req, unit, v, &res, trace)
+	row := p.keys.Row(bucket.Prepare(req.Unit))
+	variant := p.byFlags(req, &row, v, &res, trace)
 	var from *pool
 	if variant >= 0 {
 		from = v.pools[variant]
 	} else {
-		from = p.byWeights(req, unit, v, &res, trace)
+		from = p.byWeights(req, &row, v, &res, trace)
 	}
 	if from == nil {
 		res.Kind, res.Err = KindUnavailable, v.noVariant
@@ -140,7 +140,7 @@ func (p *Program) decide(req *Request, trace *Trace) Result {
 
 // byFlags evaluates the flags in order and returns the variant of the first that
 // gives a usable one, or -1.
-func (p *Program) byFlags(req *Request, unit bucket.Unit, v *View, res *Result, trace *Trace) int32 {
+func (p *Program) byFlags(req *Request, row *bucket.Row, v *View, res *Result, trace *Trace) int32 {
 	var facts [maxFacts]fact
 	p.facts(req.Attributes, &facts)
 	for i := range p.flags {
@@ -151,7 +151,7 @@ func (p *Program) byFlags(req *Request, unit bucket.Unit, v *View, res *Result, 
 			}
 			continue
 		}
-		hit := p.evaluate(f, req, &facts, unit, &res.TypeErrors)
+		hit := p.evaluate(f, req, &facts, row, &res.TypeErrors)
 		switch {
 		case hit.kind == KindNone:
 			if i < 64 {
@@ -181,7 +181,7 @@ func (p *Program) byFlags(req *Request, unit bucket.Unit, v *View, res *Result, 
 
 // byWeights returns the endpoints to pick from when no flag decided, or nil when
 // weights are given and none of them can be used.
-func (p *Program) byWeights(req *Request, unit bucket.Unit, v *View, res *Result, trace *Trace) *pool {
+func (p *Program) byWeights(req *Request, row *bucket.Row, v *View, res *Result, trace *Trace) *pool {
 	res.Reason = donav1.Reason_REASON_DEFAULT
 	if len(p.weights) == 0 {
 		res.Kind = KindWeight
@@ -204,7 +204,7 @@ func (p *Program) byWeights(req *Request, unit bucket.Unit, v *View, res *Result
 	sticky := req.Unit != ""
 	var place uint64
 	if sticky {
-		place = uint64(unit.Bucket(p.weightsKey)) * v.shareTotal
+		place = uint64(row.Bucket(weightsSlot)) * v.shareTotal
 	} else {
 		place = rand.Uint64N(bucket.Buckets * v.shareTotal)
 	}

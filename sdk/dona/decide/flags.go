@@ -9,13 +9,15 @@ import (
 
 // flag is a prepared flag rule.
 type flag struct {
-	key     string
-	off     off
-	why     string // why it is broken
 	rules   []rule
 	percent uint32
 	variant int32 // of the rollout; -1 = a variant that no endpoint has
-	name    string
+	slot    int32 // of the key among those prepared; -1 = hashed when asked for
+	off     off
+
+	key  string
+	why  string // why it is broken
+	name string
 }
 
 // off says that a flag takes no part.
@@ -88,7 +90,7 @@ type hit struct {
 }
 
 // evaluate gives the first targeting rule that matches, else the rollout.
-func (p *Program) evaluate(f *flag, req *Request, facts *[maxFacts]fact, unit bucket.Unit, typeErrors *uint16) hit {
+func (p *Program) evaluate(f *flag, req *Request, facts *[maxFacts]fact, row *bucket.Row, typeErrors *uint16) hit {
 	for i := range f.rules {
 		r := &f.rules[i]
 		var seen fact
@@ -101,10 +103,39 @@ func (p *Program) evaluate(f *flag, req *Request, facts *[maxFacts]fact, unit bu
 			return hit{KindFlagTargeting, r.variant, int32(i)}
 		}
 	}
-	if f.percent >= 100 || f.percent > 0 && req.Unit != "" && unit.Bucket(f.key) < f.percent*bucket.PerPercent {
+	if f.percent >= 100 || f.percent > 0 && req.Unit != "" && f.bucket(row) < f.percent*bucket.PerPercent {
 		return hit{KindFlagRollout, f.variant, -1}
 	}
 	return hit{}
+}
+
+func (f *flag) bucket(row *bucket.Row) uint32 {
+	if f.slot >= 0 {
+		return row.Bucket(int(f.slot))
+	}
+	return row.Unit().Bucket(f.key)
+}
+
+// weightsSlot is the place of the weights' key among those prepared.
+const weightsSlot = 0
+
+// maxPrepared bounds the flags whose keys are prepared: 256 KiB and a moment of
+// each compilation.
+const maxPrepared = 128
+
+// keys prepares the keys of the flags that have a cohort, and of the weights.
+func (c *compiler) keys() {
+	p := c.p
+	keys := []string{weightsSlot: p.weightsKey}
+	for i := range p.flags {
+		f := &p.flags[i]
+		f.slot = -1
+		if f.off == offNot && f.percent > 0 && f.percent < 100 && len(keys) <= maxPrepared {
+			f.slot = int32(len(keys))
+			keys = append(keys, f.key)
+		}
+	}
+	p.keys = bucket.NewTable(keys)
 }
 
 // matches applies one rule. A missing attribute matches nothing, NOT_IN included;

@@ -9,6 +9,7 @@ import (
 	"sync/atomic"
 
 	donav1 "github.com/dodona-project/dodona/proto/dona/v1"
+	"github.com/dodona-project/dodona/sdk/dona/bucket"
 	"github.com/dodona-project/dodona/sdk/dona/plan"
 )
 
@@ -25,6 +26,7 @@ type Program struct {
 	values     map[string]uint32 // texts that rules compare with
 	weights    []weight
 	weightsKey string
+	keys       *bucket.Table // weights first, then flags
 	policy     []string
 	ruleID     string
 	plan       *donav1.Plan
@@ -163,6 +165,7 @@ func (c *compiler) flags(s *donav1.ConfigSnapshot) error {
 			return fmt.Errorf("flag %q is there twice", c.p.flags[i].key)
 		}
 	}
+	c.keys()
 	return nil
 }
 
