@@ -26,7 +26,6 @@ var kinds = func() map[string][]string {
 		"flag.delete":        flagKeys,
 		"flag.exposure":      "flag variant reason config_version count",
 		"rollout.start":      "id canary stable steps step_seconds max_error_percent min_requests queries supersede retry",
-		"rollout.progress":   rolloutKeys,
 		"rollout.step":       rolloutKeys,
 		"rollout.hold":       rolloutKeys,
 		"rollout.resume":     rolloutKeys,
