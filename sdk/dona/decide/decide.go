@@ -141,40 +141,70 @@ func (p *Program) decide(req *Request, trace *Trace) Result {
 // byFlags evaluates the flags in order and returns the variant of the first that
 // gives a usable one, or -1.
 func (p *Program) byFlags(req *Request, row *bucket.Row, v *View, res *Result, trace *Trace) int32 {
+	if len(p.flags) == 0 {
+		return -1
+	}
 	var facts [maxFacts]fact
 	p.facts(req.Attributes, &facts)
-	for i := range p.flags {
-		f := &p.flags[i]
-		if f.off != offNot {
+	begin := 0
+	if w, ok := p.screen.begin(&facts, len(p.names)); ok {
+		for begin < w.flags {
+			i := w.next(row, req.Unit != "")
+			// The flags in between do not take the request.
+			between := (uint64(1)<<i - 1) &^ (uint64(1)<<begin - 1)
+			res.Missed |= between & w.on
 			if trace != nil {
-				trace.flagOff(f)
+				trace.passed(p.flags[begin:i], req)
 			}
-			continue
+			if begin = i; i == w.flags {
+				break
+			}
+			if variant := p.byFlag(i, req, &facts, row, v, res, trace); variant >= 0 {
+				return variant
+			}
+			begin++
 		}
-		hit := p.evaluate(f, req, &facts, row, &res.TypeErrors)
-		switch {
-		case hit.kind == KindNone:
-			if i < 64 {
-				res.Missed |= 1 << i
-			}
-			if trace != nil {
-				trace.flagMissed(f, req)
-			}
-		case hit.variant < 0 || p.variants[hit.variant].quarantined || v.pools[hit.variant] == nil:
-			// The flag named a variant that cannot serve: the next flag decides.
-			if trace != nil {
-				trace.flagUnusable(p, v, f, hit)
-			}
-		default:
-			res.Flag, res.Kind, res.Reason = int32(i), hit.kind, donav1.Reason_REASON_TARGETING_MATCH
-			if hit.kind == KindFlagRollout {
-				res.Reason = donav1.Reason_REASON_SPLIT
-			}
-			if trace != nil {
-				trace.flagHit(p, f, hit, req)
-			}
-			return hit.variant
+	}
+	for i := begin; i < len(p.flags); i++ {
+		if variant := p.byFlag(i, req, &facts, row, v, res, trace); variant >= 0 {
+			return variant
 		}
+	}
+	return -1
+}
+
+// byFlag evaluates one flag and returns the usable variant it gives, or -1.
+func (p *Program) byFlag(i int, req *Request, facts *[maxFacts]fact, row *bucket.Row, v *View, res *Result, trace *Trace) int32 {
+	f := &p.flags[i]
+	if f.off != offNot {
+		if trace != nil {
+			trace.flagOff(f)
+		}
+		return -1
+	}
+	hit := p.evaluate(f, req, facts, row, &res.TypeErrors)
+	switch {
+	case hit.kind == KindNone:
+		if i < 64 {
+			res.Missed |= 1 << i
+		}
+		if trace != nil {
+			trace.flagMissed(f, req)
+		}
+	case hit.variant < 0 || p.variants[hit.variant].quarantined || v.pools[hit.variant] == nil:
+		// The flag named a variant that cannot serve: the next flag decides.
+		if trace != nil {
+			trace.flagUnusable(p, v, f, hit)
+		}
+	default:
+		res.Flag, res.Kind, res.Reason = int32(i), hit.kind, donav1.Reason_REASON_TARGETING_MATCH
+		if hit.kind == KindFlagRollout {
+			res.Reason = donav1.Reason_REASON_SPLIT
+		}
+		if trace != nil {
+			trace.flagHit(p, f, hit, req)
+		}
+		return hit.variant
 	}
 	return -1
 }

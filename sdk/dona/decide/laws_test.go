@@ -244,3 +244,44 @@ func BenchmarkCompile10k(b *testing.B) {
 		}
 	}
 }
+
+// The screen only saves work: with it and without it a request gets the same
+// variant for the same reason, and the same exposures.
+func TestScreenChangesNothing(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		s := &donav1.ConfigSnapshot{Service: "checkout", Version: 1, QuarantinedVariants: rapid.SliceOfN(rapid.SampledFrom([]string{"v1", "v2", "v3"}), 0, 1).Draw(t, "quarantined"),
+			Endpoints: []*donav1.Endpoint{{Id: "a", Variant: "v1", LbWeight: 100}, {Id: "b", Variant: "v2", LbWeight: 100}, {Id: "c", Variant: "v3", LbWeight: 100}}}
+		variants := rapid.SampledFrom([]string{"v1", "v2", "v3", "gone"})
+		names := rapid.SampledFrom([]string{"country", "plan", "beta"})
+		texts := rapid.SampledFrom([]string{"a", "b", "c", "d"})
+		for i := range rapid.SampledFrom([]int{1, 3, 20, 64, 70}).Draw(t, "flags") {
+			f := &donav1.FlagRule{Flag: fmt.Sprintf("flag-%02d", i), RolloutVariant: variants.Draw(t, "variant"),
+				RolloutPercent: rapid.SampledFrom([]uint32{0, 1, 5, 50, 100, 101}).Draw(t, "percent"), Disabled: rapid.IntRange(0, 9).Draw(t, "disabled") == 0}
+			for range rapid.IntRange(0, 2).Draw(t, "rules") {
+				f.Targeting = append(f.Targeting, &donav1.TargetingRule{Attribute: names.Draw(t, "attribute"), Variant: variants.Draw(t, "target"),
+					Operator: donav1.TargetingRule_Operator(rapid.IntRange(0, 3).Draw(t, "operator")), Values: rapid.SliceOfN(texts, 0, 3).Draw(t, "values")})
+			}
+			s.Flags = append(s.Flags, f)
+		}
+		p, err := decide.Compile(s, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		plain := decide.WithoutScreen(p)
+		for range 20 {
+			req := decide.Request{Unit: rapid.SampledFrom([]string{"", "u1", "u2", "u3", "u4"}).Draw(t, "unit")}
+			for range rapid.IntRange(0, 3).Draw(t, "attributes") {
+				a := decide.String(names.Draw(t, "name"), rapid.SampledFrom([]string{"a", "b", "c", "z"}).Draw(t, "text"))
+				if rapid.IntRange(0, 9).Draw(t, "number") == 0 {
+					a = decide.Int(a.Name(), 7)
+				}
+				req.Attributes = append(req.Attributes, a)
+			}
+			got, want := p.Decide(&req), plain.Decide(&req)
+			if got.Flag != want.Flag || got.Kind != want.Kind || got.Reason != want.Reason || got.Missed != want.Missed || got.TypeErrors != want.TypeErrors ||
+				got.Flag >= 0 && p.Endpoint(got.Endpoint).Variant != p.Endpoint(want.Endpoint).Variant {
+				t.Fatalf("with the screen %+v, without %+v", got, want)
+			}
+		}
+	})
+}

@@ -21,7 +21,8 @@ type Program struct {
 	endpoints  []Endpoint
 	details    []detail
 	variants   []variant
-	flags      []flag            // sorted by key bytes
+	flags      []flag // sorted by key bytes
+	screen     screen
 	names      []string          // attributes that rules ask for, by slot
 	values     map[string]uint32 // texts that rules compare with
 	weights    []weight
@@ -166,6 +167,7 @@ func (c *compiler) flags(s *donav1.ConfigSnapshot) error {
 		}
 	}
 	c.keys()
+	c.screen()
 	return nil
 }
 

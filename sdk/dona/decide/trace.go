@@ -106,6 +106,17 @@ func (t *Trace) flagOff(f *flag) {
 	t.add("flag "+f.key, "broken: REASON_ERROR", f.why)
 }
 
+// passed notes flags that do not take the request.
+func (t *Trace) passed(flags []flag, req *Request) {
+	for i := range flags {
+		if f := &flags[i]; f.off != offNot {
+			t.flagOff(f)
+		} else {
+			t.flagMissed(f, req)
+		}
+	}
+}
+
 func (t *Trace) flagMissed(f *flag, req *Request) {
 	t.add("flag "+f.key, "does not take the request: REASON_DEFAULT", f.cohort(req))
 }

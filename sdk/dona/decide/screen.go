@@ -1,0 +1,129 @@
+package decide
+
+import (
+	"math/bits"
+
+	donav1 "github.com/dodona-project/dodona/proto/dona/v1"
+	"github.com/dodona-project/dodona/sdk/dona/bucket"
+)
+
+// screen finds, among the first 64 flags, those that take a request without going
+// through their rules: most flags do not concern most requests. A bit stands for
+// a flag. Which flags a value of an attribute hits is looked up in a table, and
+// cohorts are a flat list of limits.
+type screen struct {
+	flags  int      // how many it covers: all, or the first 64
+	on     uint64   // take part
+	always uint64   // take everyone: 100 percent
+	values int      // width of a row of hits
+	hits   []uint64 // by slot, then by number of the value (0 = one that no rule names)
+	gates  []gate   // cohorts, in order of the flags
+}
+
+type gate struct {
+	slot  int32 // of the key among those prepared
+	flag  int32
+	limit uint32 // first bucket outside
+}
+
+// maxHits bounds the table of hits; larger sets of rules are gone through.
+const maxHits = 1 << 15
+
+// screen prepares the screen, or nothing when the rules are too many for it.
+func (c *compiler) screen() {
+	p := c.p
+	s := screen{flags: min(64, len(p.flags)), values: len(p.values) + 1}
+	if len(p.names)*s.values > maxHits {
+		return
+	}
+	s.hits = make([]uint64, len(p.names)*s.values)
+	for i := range p.flags[:s.flags] {
+		f := &p.flags[i]
+		if f.off != offNot {
+			continue
+		}
+		bit := uint64(1) << i
+		s.on |= bit
+		for j := range f.rules {
+			r := &f.rules[j]
+			if r.slot >= maxFacts {
+				return // looked up by name
+			}
+			row := s.hits[r.slot*s.values:][:s.values]
+			if r.operator == donav1.TargetingRule_OPERATOR_IN {
+				for _, v := range r.values {
+					row[v] |= bit
+				}
+				continue
+			}
+			for v := range row {
+				if r.matches(fact{attributeString, uint32(v)}, nil) {
+					row[v] |= bit
+				}
+			}
+		}
+		switch {
+		case f.percent >= 100:
+			s.always |= bit
+		case f.percent > 0:
+			s.gates = append(s.gates, gate{slot: f.slot, flag: int32(i), limit: f.percent * bucket.PerPercent})
+		}
+	}
+	p.screen = s
+}
+
+// screening is the screen at work on one request.
+type screening struct {
+	*screen
+	sure uint64 // flags that take the request whatever its bucket
+	gate int    // the next one to look at
+}
+
+// begin starts on a request. ok is false without a screen, and when an attribute is
+// not a text: rules count those, so they have to be gone through.
+func (s *screen) begin(facts *[maxFacts]fact, slots int) (w screening, ok bool) {
+	w = screening{screen: s, sure: s.always}
+	if s.flags == 0 {
+		return w, false
+	}
+	for slot := range facts[:slots] {
+		switch f := facts[slot]; f.kind {
+		case attributeNone:
+		case attributeString:
+			w.sure |= s.hits[slot*s.values+int(f.value)]
+		default:
+			return w, false
+		}
+	}
+	return w, true
+}
+
+// next returns the next flag that takes the request, or the number of flags
+// covered when there is none.
+func (w *screening) next(row *bucket.Row, known bool) int {
+	first := min(w.flags, bits.TrailingZeros64(w.sure))
+	w.sure &= w.sure - 1
+	if !known {
+		return first // anonymous requests are in no cohort
+	}
+	gates := w.gates
+	for i := w.gate; i < len(gates); i++ {
+		g := &gates[i]
+		if int(g.flag) >= first {
+			if int(g.flag) == first {
+				i++
+			}
+			w.gate = i
+			return first
+		}
+		if row.Bucket(int(g.slot)) < g.limit {
+			w.gate = i + 1
+			if first < w.flags {
+				w.sure |= 1 << first // its turn comes later
+			}
+			return int(g.flag)
+		}
+	}
+	w.gate = len(gates)
+	return first
+}
