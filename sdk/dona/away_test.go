@@ -21,6 +21,7 @@ type network struct {
 	mu     sync.Mutex
 	l      *bufconn.Listener
 	dialed int
+	silent func() net.Conn // instead of a host: a peer that never speaks
 }
 
 func (n *network) dial(ctx context.Context, _ string) (net.Conn, error) {
@@ -28,6 +29,9 @@ func (n *network) dial(ctx context.Context, _ string) (net.Conn, error) {
 	l := n.l
 	n.dialed++
 	n.mu.Unlock()
+	if n.silent != nil {
+		return n.silent(), nil
+	}
 	if l == nil {
 		return nil, errors.New("away")
 	}
@@ -36,9 +40,13 @@ func (n *network) dial(ctx context.Context, _ string) (net.Conn, error) {
 
 // serve brings a host up and returns how to take it down.
 func (n *network) serve(version uint64) (stop func()) {
+	return n.serveAs(version, func(h *fakeHost) donav1.ControlPlaneServer { return h })
+}
+
+func (n *network) serveAs(version uint64, as func(*fakeHost) donav1.ControlPlaneServer) (stop func()) {
 	h := &fakeHost{server: grpc.NewServer(), wake: make(chan struct{}), beats: map[string][]*donav1.EndpointHeartbeat{}, heartbeat: 5 * time.Second}
 	h.streams, h.cut = context.WithCancel(context.Background())
-	donav1.RegisterControlPlaneServer(h.server, h)
+	donav1.RegisterControlPlaneServer(h.server, as(h))
 	l := bufconn.Listen(1 << 20)
 	n.mu.Lock()
 	n.l = l

@@ -143,11 +143,12 @@ func (c *Client) Stats() Stats {
 	return out
 }
 
-// closeTimeout bounds Close: deregistration and the last report together.
-const closeTimeout = 5 * time.Second
+// closeTimeout bounds what Close waits for, deregistration and the last report side
+// by side. What is left of two seconds is for ending streams and connections.
+const closeTimeout = 1750 * time.Millisecond
 
 // Close deregisters the client's endpoints, sends what was not reported yet and
-// ends the client, all within 5 s. Services go on deciding by the snapshot they
+// ends the client, all within 2 s whatever hosts do. Services go on deciding by the snapshot they
 // have. The error says what could not be delivered.
 func (c *Client) Close() error {
 	c.mu.Lock()
@@ -181,8 +182,9 @@ func (c *Client) Close() error {
 			}
 		})
 	}
+	reported := c.reporter.Close(ctx)
 	closing.Wait()
-	keep(c.reporter.Close(ctx))
+	keep(reported)
 	c.cancel()
 	c.work.Wait()
 	keep(c.releaseHosts())

@@ -82,10 +82,13 @@ func (s *Service) stream(ctx context.Context, h *host, full bool, applied func()
 			break
 		}
 		late.Stop()
-		if err := s.take(frame, h); err != nil {
+		used, err := s.take(frame, h)
+		if err != nil {
 			return err
 		}
-		applied()
+		if used {
+			applied()
+		}
 	}
 	if errors.Is(err, io.EOF) {
 		return errors.New("the host ended the stream")
@@ -96,49 +99,50 @@ func (s *Service) stream(ctx context.Context, h *host, full bool, applied func()
 	return err
 }
 
-// take applies one frame. An error ends the stream; a snapshot that this client
-// cannot use does not, as the next version may be fine.
-func (s *Service) take(f *donav1.ConfigSnapshot, h *host) error {
+// take applies one frame and reports whether it is in use. An error ends the
+// stream; a snapshot that this client cannot use does not, as the next version may
+// be fine.
+func (s *Service) take(f *donav1.ConfigSnapshot, h *host) (used bool, err error) {
 	reject := func(err error) error {
 		s.client.reporter.Rejected(s.name, f.GetVersion(), err.Error())
 		s.client.opts.log.Error("snapshot rejected", "service", s.name, "version", f.GetVersion(), "host", h.address, "error", err)
 		return err
 	}
 	if f.GetVersion() < s.held.version {
-		return reject(fmt.Errorf("version %d is lower than %d held from %s: this host is behind, or lost or rewound its data",
+		return false, reject(fmt.Errorf("version %d is lower than %d held from %s: this host is behind, or lost or rewound its data",
 			f.GetVersion(), s.held.version, s.held.where))
 	}
 	switch f.GetForm() {
 	case donav1.ConfigSnapshot_FORM_UNCHANGED:
 		if s.current.Load() == nil || f.GetVersion() != s.held.version ||
 			len(f.GetChecksum()) > 0 && !bytes.Equal(f.GetChecksum(), s.held.checksum[:]) {
-			return reject(fmt.Errorf("%w: version %d is called unchanged, held is %d", errFull, f.GetVersion(), s.held.version))
+			return false, reject(fmt.Errorf("%w: version %d is called unchanged, held is %d", errFull, f.GetVersion(), s.held.version))
 		}
 		s.confirmed(h)
-		return nil
+		return true, nil
 	case donav1.ConfigSnapshot_FORM_UNSPECIFIED, donav1.ConfigSnapshot_FORM_FULL:
 	default:
-		return reject(fmt.Errorf("%w: form %s was not asked for", errFull, f.GetForm()))
+		return false, reject(fmt.Errorf("%w: form %s was not asked for", errFull, f.GetForm()))
 	}
 	if f.GetService() != s.name {
-		return reject(fmt.Errorf("snapshot is of service %.80q, asked was %s", f.GetService(), s.name))
+		return false, reject(fmt.Errorf("snapshot is of service %.80q, asked was %s", f.GetService(), s.name))
 	}
 	sum := digest.OfSnapshot(f)
 	if !bytes.Equal(sum[:], f.GetChecksum()) {
-		return reject(fmt.Errorf("%w: checksum of version %d is %x, announced was %.32x", errFull, f.GetVersion(), sum, f.GetChecksum()))
+		return false, reject(fmt.Errorf("%w: checksum of version %d is %x, announced was %.32x", errFull, f.GetVersion(), sum, f.GetChecksum()))
 	}
 	if f.GetVersion() == s.held.version && s.current.Load() != nil && s.held.version > 0 {
 		if sum != s.held.checksum {
-			return reject(fmt.Errorf("version %d has checksum %x, held from %s is %x: two hosts disagree about one version",
+			return false, reject(fmt.Errorf("version %d has checksum %x, held from %s is %x: two hosts disagree about one version",
 				f.GetVersion(), sum, s.held.where, s.held.checksum))
 		}
 		s.confirmed(h)
-		return nil
+		return true, nil
 	}
 	program, err := decide.Compile(f, &s.loads)
 	if err != nil {
 		s.problem(h, reject(fmt.Errorf("version %d: %w", f.GetVersion(), err)))
-		return nil
+		return false, nil
 	}
 	s.held = held{version: f.GetVersion(), checksum: sum, where: "host " + h.address}
 	s.changed.Store(&watchStatus{host: h.address})
@@ -150,7 +154,7 @@ func (s *Service) take(f *donav1.ConfigSnapshot, h *host) error {
 			s.client.opts.log.Warn("snapshot is not kept on disk", "service", s.name, "error", err)
 		}
 	}
-	return nil
+	return true, nil
 }
 
 // confirmed notes that a host holds what we hold.

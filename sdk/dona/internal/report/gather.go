@@ -23,7 +23,8 @@ const (
 // gather is a batch in the making: equal things are folded into one.
 type gather struct {
 	calls     map[callKey]uint32
-	exposures map[exposureKey]int64
+	exposures map[exposureKey]*exposed
+	exposed   int // exposures: one per flag
 	audits    map[auditKey]uint32
 }
 
@@ -36,13 +37,26 @@ type callKey struct {
 	code     string
 }
 
+// exposureKey is a unit on a snapshot. Flags are told apart by bits, so that a
+// decision that passed ten flags is looked up once.
 type exposureKey struct {
-	service string
-	flag    string
-	variant string
-	reason  donav1.Reason
-	version uint64
+	program *decide.Program
 	unit    [sha256.Size]byte
+}
+
+// exposed is what a unit was exposed to.
+type exposed struct {
+	missed uint64 // flags that did not take it, noted so far
+	notes  []exposure
+}
+
+// exposure is a set of flags with the same outcome, noted at the same time.
+type exposure struct {
+	missed  uint64 // or
+	flag    int32  // the one that decided; -1 = none
+	reason  uint8
+	variant string
+	at      int64 // Unix milliseconds
 }
 
 type auditKey struct {
@@ -55,19 +69,19 @@ type auditKey struct {
 }
 
 func newGather() *gather {
-	return &gather{calls: map[callKey]uint32{}, exposures: map[exposureKey]int64{}, audits: map[auditKey]uint32{}}
+	return &gather{calls: map[callKey]uint32{}, exposures: map[exposureKey]*exposed{}, audits: map[auditKey]uint32{}}
 }
 
-func (g *gather) items() int { return len(g.calls) + len(g.exposures) + len(g.audits) }
+func (g *gather) items() int { return len(g.calls) + g.exposed + len(g.audits) }
 
 func (g *gather) half() bool {
-	return len(g.calls) > maxCalls/2 || len(g.exposures) > maxExposures/2 || len(g.audits) > maxAudits/2
+	return len(g.calls) > maxCalls/2 || g.exposed > maxExposures/2 || len(g.audits) > maxAudits/2
 }
 
 // add takes in one event and returns how many things had no room.
 func (g *gather) add(e *event, now time.Time) (lost uint64) {
 	if e.view == nil {
-		k := callKey{e.program, e.endpoint, e.success, round(uint64(max(0, e.latency.Microseconds()))), now.Unix(), clean(e.text, maxCode)}
+		k := callKey{e.program, e.endpoint, e.success, round(uint64(e.latency)), now.Unix(), clean(e.text, maxCode)}
 		return count(g.calls, k, maxCalls)
 	}
 	if e.unitLen != 0 {
@@ -88,26 +102,39 @@ func (g *gather) expose(e *event, now time.Time) (lost uint64) {
 	if e.missed == 0 && e.flag < 0 {
 		return 0
 	}
-	k := exposureKey{service: e.program.Service(), version: e.program.Version(), unit: e.digest()}
-	note := func() {
-		if _, there := g.exposures[k]; there {
-			return
+	k := exposureKey{e.program, e.digest()}
+	x := g.exposures[k]
+	if x == nil {
+		x = &exposed{}
+		if g.exposed < maxExposures {
+			g.exposures[k] = x
 		}
-		if len(g.exposures) >= maxExposures {
-			lost++
-			return
+	}
+	at := now.UnixMilli()
+	fresh := e.missed &^ x.missed
+	for g.exposed+bits.OnesCount64(fresh) > maxExposures {
+		fresh &^= 1 << (bits.Len64(fresh) - 1)
+		lost++
+	}
+	if fresh != 0 {
+		x.missed |= fresh
+		x.notes = append(x.notes, exposure{missed: fresh, flag: -1, at: at})
+		g.exposed += bits.OnesCount64(fresh)
+	}
+	if e.flag < 0 {
+		return lost
+	}
+	hit := exposure{flag: e.flag, reason: e.reason, variant: e.program.FlagVariant(e.flag, e.endpoint), at: at}
+	for i := range x.notes {
+		if n := &x.notes[i]; n.flag == hit.flag && n.reason == hit.reason && n.variant == hit.variant {
+			return lost
 		}
-		g.exposures[k] = now.UnixMilli()
 	}
-	k.reason = donav1.Reason_REASON_DEFAULT
-	for left := e.missed; left != 0; left &= left - 1 {
-		k.flag = e.program.Flag(int32(bits.TrailingZeros64(left)))
-		note()
+	if g.exposed >= maxExposures {
+		return lost + 1
 	}
-	if e.flag >= 0 {
-		k.flag, k.reason, k.variant = e.program.Flag(e.flag), e.reason, e.program.FlagVariant(e.flag, e.endpoint)
-		note()
-	}
+	x.notes = append(x.notes, hit)
+	g.exposed++
 	return lost
 }
 
@@ -161,10 +188,22 @@ func (g *gather) fill(b *donav1.StatsBatch, caller string) {
 			UnixMs: k.second * 1000, Code: k.code, CallerService: caller, ConfigVersion: k.program.Version(), Count: n,
 		})
 	}
-	for k, at := range g.exposures {
-		b.Exposures = append(b.Exposures, &donav1.Exposure{
-			Flag: k.flag, Service: k.service, Variant: k.variant, Reason: k.reason, UnitDigest: k.unit[:], UnixMs: at, ConfigVersion: k.version,
-		})
+	for k, x := range g.exposures {
+		note := func(flag int32, n *exposure, reason donav1.Reason) {
+			b.Exposures = append(b.Exposures, &donav1.Exposure{
+				Flag: k.program.Flag(flag), Service: k.program.Service(), Variant: n.variant, Reason: reason,
+				UnitDigest: k.unit[:], UnixMs: n.at, ConfigVersion: k.program.Version(),
+			})
+		}
+		for i := range x.notes {
+			n := &x.notes[i]
+			for left := n.missed; left != 0; left &= left - 1 {
+				note(int32(bits.TrailingZeros64(left)), n, donav1.Reason_REASON_DEFAULT)
+			}
+			if n.flag >= 0 {
+				note(n.flag, n, donav1.Reason(n.reason))
+			}
+		}
 	}
 	for k, n := range g.audits {
 		a := &donav1.AuditEvent{

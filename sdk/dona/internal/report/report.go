@@ -13,6 +13,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"math"
 	"math/rand/v2"
 	"strings"
 	"sync"
@@ -56,7 +57,7 @@ type Reporter struct {
 	asleep   atomic.Bool // the folder waits for wake
 	wake     chan struct{}
 	hurry    chan struct{} // a ring is half full: do not wait for the tick
-	dropped  atomic.Uint64
+	dropped  atomic.Uint64 // beside what the rings lost
 	reported atomic.Uint64
 
 	mu      sync.Mutex // guards next; never taken by Decision or Outcome
@@ -97,19 +98,21 @@ func (r *Reporter) ID() string { return *r.id.Load() }
 
 // Stats returns the counts so far.
 func (r *Reporter) Stats() Stats {
-	return Stats{Reported: r.reported.Load(), Dropped: r.dropped.Load()}
+	s := Stats{Reported: r.reported.Load(), Dropped: r.dropped.Load()}
+	for _, q := range r.rings {
+		s.Dropped += q.lost.Load()
+	}
+	return s
 }
 
 // Decision notes a decision that had a unit or a constraint.
 func (r *Reporter) Decision(p *decide.Program, res *decide.Result, unit, id string) {
-	ring := r.ring()
-	e, at := ring.claim()
+	e, at := r.ring().claim()
 	if e == nil {
-		r.dropped.Add(1)
 		return
 	}
 	e.program, e.view = p, res.View
-	e.missed, e.endpoint, e.flag, e.reason = res.Missed, res.Endpoint, res.Flag, res.Reason
+	e.missed, e.endpoint, e.flag, e.reason = res.Missed, res.Endpoint, res.Flag, uint8(res.Reason)
 	e.denied = res.Kind == decide.KindDenied
 	e.setUnit(unit)
 	if id != "" {
@@ -121,14 +124,12 @@ func (r *Reporter) Decision(p *decide.Program, res *decide.Result, unit, id stri
 
 // Outcome notes how a call to an endpoint of p went.
 func (r *Reporter) Outcome(p *decide.Program, endpoint int32, o Outcome) {
-	ring := r.ring()
-	e, at := ring.claim()
+	e, at := r.ring().claim()
 	if e == nil {
-		r.dropped.Add(1)
 		return
 	}
 	e.program, e.view, e.endpoint = p, nil, endpoint
-	e.success, e.latency, e.text = o.Success, o.Latency, o.Code
+	e.success, e.latency, e.text = o.Success, uint32(min(max(0, o.Latency.Microseconds()), math.MaxUint32)), o.Code
 	e.turn.Store(at + 1)
 	r.rouse(at)
 }
