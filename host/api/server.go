@@ -43,12 +43,13 @@ const unaryCap = 10 * time.Second
 // New returns a server with every service registered behind the same checks:
 // recover, identity, table, rate, size, deadline.
 func New(o Options) (*grpc.Server, error) {
-	g := &guard{dev: o.Dev, log: o.Logger, limiters: newLimiters()}
+	g := &guard{dev: o.Dev, log: o.Logger, limiters: newLimiters(), parsing: newParsing(snapshot.Codec())}
 	var err error
 	if g.metrics, err = newMetrics(o.Registerer); err != nil {
 		return nil, fmt.Errorf("api: metrics: %w", err)
 	}
 	server := grpc.NewServer(append(snapshot.ServerOptions(),
+		grpc.ForceServerCodecV2(g.parsing),
 		grpc.ChainUnaryInterceptor(g.unary),
 		grpc.ChainStreamInterceptor(g.stream),
 		grpc.MaxConcurrentStreams(250),
@@ -59,45 +60,14 @@ func New(o Options) (*grpc.Server, error) {
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 10 * time.Second, PermitWithoutStream: true}),
 		grpc.KeepaliveParams(keepalive.ServerParameters{Time: 20 * time.Second, Timeout: 10 * time.Second, MaxConnectionIdle: 10 * time.Minute}),
 	)...)
-	r := registrar{server}
+	r := registrar{server, g.parsing}
 	donav1.RegisterControlPlaneServer(r, o.ControlPlane)
 	donav1.RegisterHostAdminServer(r, o.HostAdmin)
 	grpc_health_v1.RegisterHealthServer(r, o.Health)
 	if o.Dev {
-		reflection.Register(reflected{r, server})
+		reflection.Register(r)
 	}
 	return server, nil
-}
-
-// registrar registers services whose unary methods answer a message that does
-// not parse with INVALID_ARGUMENT. gRPC would say INTERNAL, as if the host had
-// failed, and no interceptor sees it.
-type registrar struct{ server *grpc.Server }
-
-func (r registrar) RegisterService(desc *grpc.ServiceDesc, impl any) {
-	wrapped := *desc
-	wrapped.Methods = make([]grpc.MethodDesc, len(desc.Methods))
-	for i, m := range desc.Methods {
-		handle := m.Handler
-		wrapped.Methods[i] = grpc.MethodDesc{MethodName: m.MethodName, Handler: func(srv any, ctx context.Context, dec func(any) error, in grpc.UnaryServerInterceptor) (any, error) {
-			return handle(srv, ctx, func(v any) error { return parsed(dec(v)) }, in)
-		}}
-	}
-	r.server.RegisterService(&wrapped, impl)
-}
-
-type reflected struct {
-	registrar
-	server *grpc.Server
-}
-
-func (r reflected) GetServiceInfo() map[string]grpc.ServiceInfo { return r.server.GetServiceInfo() }
-
-func parsed(err error) error {
-	if status.Code(err) == codes.Internal {
-		return status.Error(codes.InvalidArgument, clip("the message does not parse: "+status.Convert(err).Message()))
-	}
-	return err
 }
 
 // guard is what every call passes.
@@ -106,6 +76,7 @@ type guard struct {
 	log      hclog.Logger
 	limiters *limiters
 	metrics  *metrics
+	parsing  parsing
 }
 
 // admit identifies the caller and looks the call up.
@@ -149,7 +120,7 @@ func (g *guard) stream(srv any, ss grpc.ServerStream, info *grpc.StreamServerInf
 	if err != nil {
 		return err
 	}
-	return answer(g.log, info.FullMethod, handler(srv, &guarded{ss, ctx, rule}))
+	return answer(g.log, info.FullMethod, handler(srv, &guarded{ss, ctx, rule, g.parsing}))
 }
 
 func (g *guard) recover(method string, err *error) {
@@ -163,15 +134,19 @@ func (g *guard) recover(method string, err *error) {
 // guarded is a stream whose messages are held to the rule's size.
 type guarded struct {
 	grpc.ServerStream
-	ctx  context.Context
-	rule Rule
+	ctx     context.Context
+	rule    Rule
+	parsing parsing
 }
 
 func (s *guarded) Context() context.Context { return s.ctx }
 
 func (s *guarded) RecvMsg(m any) error {
 	if err := s.ServerStream.RecvMsg(m); err != nil {
-		return parsed(err)
+		return err
+	}
+	if err := s.parsing.check(m); err != nil {
+		return err
 	}
 	return within(m, s.rule)
 }
