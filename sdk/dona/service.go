@@ -49,29 +49,30 @@ func (s *Service) Name() string { return s.name }
 // Pick decides one request. It makes no call and does not wait: without any
 // snapshot it fails with ErrNoData; see Ready. When nothing may or can serve, the
 // error is a *DeniedError or *UnavailableError and the Pick holds the Decision.
-func (s *Service) Pick(ctx context.Context, req Request) (Pick, error) {
+func (s *Service) Pick(ctx context.Context, req Request) (pick Pick, err error) {
+	// A Pick is large: it is filled in where the caller gets it.
 	if err := ctx.Err(); err != nil {
-		return Pick{}, err
+		return pick, err
 	}
 	st := s.current.Load()
 	if st == nil {
-		return Pick{}, s.noData()
+		return pick, s.noData()
 	}
 	p := st.program
 	res := p.Decide(&req)
 	if res.TypeErrors != 0 {
 		s.attributeErrors.Add(uint64(res.TypeErrors))
 	}
-	pick := Pick{Decision: Decision{Kind: res.Kind, Reason: res.Reason, ConfigVersion: p.Version(), Stale: st.stale}}
+	d := &pick.Decision
+	d.Kind, d.Reason, d.ConfigVersion, d.Stale = res.Kind, res.Reason, p.Version(), st.stale
 	if res.View != nil && (req.Unit != "" || res.View.Constrained()) {
 		s.client.reporter.Decision(p, &res, req.Unit, req.ID)
 	}
 	if res.Err != nil {
 		return pick, res.Err
 	}
-	pick.Endpoint = p.Endpoint(res.Endpoint)
-	pick.Decision.Variant = pick.Endpoint.Variant
-	pick.Decision.Flag = p.Flag(res.Flag)
+	p.CopyEndpoint(res.Endpoint, &pick.Endpoint)
+	d.Variant, d.Flag = pick.Endpoint.Variant, p.Flag(res.Flag)
 	pick.service, pick.program, pick.index = s, p, res.Endpoint
 	pick.load = p.Load(res.Endpoint)
 	pick.load.Begin()

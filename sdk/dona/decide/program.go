@@ -186,6 +186,9 @@ func (p *Program) Endpoints() int { return len(p.endpoints) }
 // Endpoint returns the endpoint of a Result.
 func (p *Program) Endpoint(i int32) Endpoint { return p.endpoints[i] }
 
+// CopyEndpoint is Endpoint for callers that have a place for it.
+func (p *Program) CopyEndpoint(i int32, to *Endpoint) { *to = p.endpoints[i] }
+
 // Load returns the calls in flight to the endpoint of a Result.
 func (p *Program) Load(i int32) *plan.Load { return p.details[i].load }
 

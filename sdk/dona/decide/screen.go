@@ -106,7 +106,7 @@ func (w *screening) next(row *bucket.Row, known bool) int {
 	if !known {
 		return first // anonymous requests are in no cohort
 	}
-	gates := w.gates
+	gates, r := w.gates, *row
 	for i := w.gate; i < len(gates); i++ {
 		g := &gates[i]
 		if int(g.flag) >= first {
@@ -116,7 +116,7 @@ func (w *screening) next(row *bucket.Row, known bool) int {
 			w.gate = i
 			return first
 		}
-		if row.Bucket(int(g.slot)) < g.limit {
+		if r.Bucket(int(g.slot)) < g.limit {
 			w.gate = i + 1
 			if first < w.flags {
 				w.sure |= 1 << first // its turn comes later

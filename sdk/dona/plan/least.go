@@ -10,8 +10,12 @@ type aliasEntry struct {
 }
 
 // newAlias builds the table with which one random number draws a slot in
-// proportion to its weight, in constant time.
+// proportion to its weight, in constant time. It is nil when all weights are equal:
+// then a column is its own slot, and a draw reads no table.
 func newAlias(slots []slot) []aliasEntry {
+	if equal(slots) {
+		return nil
+	}
 	n := len(slots)
 	table := make([]aliasEntry, n)
 	var total float64
@@ -41,11 +45,23 @@ func newAlias(slots []slot) []aliasEntry {
 	return table
 }
 
+func equal(slots []slot) bool {
+	for i := range slots {
+		if slots[i].weight != slots[0].weight {
+			return false
+		}
+	}
+	return true
+}
+
 // draw returns a slot in proportion to weight from 32 random bits: their upper
 // part chooses the column, what is left the side.
 func (k *Picker) draw(random uint32) int {
-	wide := uint64(random) * uint64(len(k.alias))
+	wide := uint64(random) * uint64(len(k.slots))
 	column := int(wide >> 32)
+	if k.alias == nil {
+		return column
+	}
 	if e := k.alias[column]; uint32(wide) >= e.threshold {
 		return int(e.other)
 	}
