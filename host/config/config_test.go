@@ -1,0 +1,199 @@
+package config_test
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/dodona-project/dodona/host/config"
+)
+
+// load reads a file of that content, in a directory of its own.
+func load(t *testing.T, content string, environ []string, flags map[string]string) (*config.Config, []config.Problem) {
+	t.Helper()
+	name := filepath.Join(t.TempDir(), "c.yaml")
+	if err := os.WriteFile(name, []byte(content), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return loadFile(t, name, environ, flags)
+}
+
+func loadFile(t *testing.T, name string, environ []string, flags map[string]string) (*config.Config, []config.Problem) {
+	t.Helper()
+	c, err := config.Load(name, environ, flags)
+	var wrong *config.Error
+	switch {
+	case err == nil:
+		return c, nil
+	case c != nil:
+		t.Error("an error and a configuration")
+	case !errors.As(err, &wrong):
+		t.Fatalf("%v is no *config.Error", err)
+	}
+	return nil, wrong.Problems
+}
+
+func TestDefaults(t *testing.T) {
+	c, problems := loadFile(t, "", nil, map[string]string{"dev": "true"})
+	if problems != nil {
+		t.Fatal(problems)
+	}
+	if c.GRPCListen != "127.0.0.1:7600" || c.BootstrapListen != "127.0.0.1:7601" || c.HTTPListen != "127.0.0.1:7602" ||
+		c.Store != "embedded" || c.DataDir != "./.dona" || c.TrustDomain != "dona.local" || c.Heartbeat != 5*time.Second || c.RestartGrace != 10*time.Second ||
+		c.PluginBackoff != (config.Backoff{Min: 250 * time.Millisecond, Max: time.Minute}) {
+		t.Errorf("%+v", c)
+	}
+}
+
+func TestPrecedence(t *testing.T) {
+	file := "dev: true\ntrust_domain: file.example\nlog:\n  level: warn\nsession:\n  heartbeat: 1s\n"
+	c, problems := load(t, file, []string{"DONA_LOG_LEVEL=error", "DONA_HEARTBEAT=2s", "PATH=/bin", "DONA_HOST=127.0.0.1:1"}, map[string]string{"heartbeat": "3s"})
+	if problems != nil {
+		t.Fatal(problems)
+	}
+	if c.TrustDomain != "file.example" || c.LogLevel != "error" || c.Heartbeat != 3*time.Second {
+		t.Errorf("the file, the environment and the flag give %s, %s, %s", c.TrustDomain, c.LogLevel, c.Heartbeat)
+	}
+	c, problems = load(t, "dev: true\nplugins:\n  analysis:\n    prometheus:\n      required: true\n      deadline: 2s\n      maxConcurrency: 8\n      env: {A: b}\n", nil, nil)
+	if problems != nil {
+		t.Fatal(problems)
+	}
+	if p := c.Plugins["analysis/prometheus"]; !p.Required || p.Deadline != 2*time.Second || p.MaxConcurrency != 8 || p.Env["A"] != "b" {
+		t.Errorf("the plugin's settings are %+v", p)
+	}
+}
+
+// TestBadFiles: each problem says where, which key, and what is allowed.
+func TestBadFiles(t *testing.T) {
+	for _, tc := range []struct{ name, file, where, key, text string }{
+		{"unknown key", "dev: true\nnope: 1\n", ":2:1", "nope", "allowed here are"},
+		{"unknown key below", "dev: true\nlog:\n  nope: 1\n", ":3:3", "log.nope", "allowed here are json, level"},
+		{"key twice", "dev: true\ndev: true\n", ":2:1", "dev", "a second time"},
+		{"wrong type", "dev: [1]\n", ":1:6", "dev", "single value"},
+		{"not a mapping", "dev: true\nlog: 3\n", ":2:6", "log", "mapping"},
+		{"a list", "- a\n", ":1:1", "", "mapping"},
+		{"a boolean", "dev: maybe\n", ":1:6", "dev", "true and false"},
+		{"an address", "dev: true\ngrpc:\n  listen: nowhere\n", ":3:11", "grpc.listen", "host:port"},
+		{"a port", "dev: true\ngrpc:\n  listen: 127.0.0.1:70000\n", ":3:11", "grpc.listen", "host:port"},
+		{"no unit", "dev: true\nsession:\n  heartbeat: 5\n", ":3:14", "session.heartbeat", "with a unit"},
+		{"negative", "dev: true\nsession:\n  heartbeat: -5s\n", ":3:14", "session.heartbeat", "allowed are"},
+		{"overflow", "dev: true\nsession:\n  heartbeat: 99999999999h\n", ":3:14", "session.heartbeat", "allowed are"},
+		{"an anchor", "dev: &a true\n", ":1:1", "dev", "anchor"},
+		{"an alias", "dev: true\nx: *a\n", "", "", "unknown anchor"},
+		{"tabs", "dev:\n\t- a\n", "", "", "not YAML"},
+		{"two documents", "dev: true\n---\ndev: true\n", "", "", "more than one document"},
+		{"a store", "dev: true\nstore: redis://x\n", ":2:8", "store", "embedded"},
+		{"a trust domain", "dev: true\ntrust_domain: Upper\n", ":2:15", "trust_domain", "a-z"},
+		{"a log level", "dev: true\nlog: {level: loud}\n", ":2:14", "log.level", "trace"},
+		{"no dev", "log: {level: info}\n", "default", "dev", "--dev"},
+		{"not loopback", "dev: true\ngrpc: {listen: \"0.0.0.0:1\"}\n", ":2:16", "grpc.listen", "loopback"},
+		{"one port twice", "dev: true\ngrpc: {listen: \"127.0.0.1:9\"}\nhttp: {listen: \"127.0.0.1:9\"}\n", ":3:16", "http.listen", "two ports"},
+		{"backoff", "dev: true\nplugins: {backoff: {min: 2m}}\n", ":2:26", "plugins.backoff.min", "more than"},
+		{"plugin twice", "dev: true\nplugins:\n  strategy:\n    a: {}\n    a: {}\n", ":5:5", "plugins.strategy.a", "a second time"},
+		{"plugin key", "dev: true\nplugins:\n  strategy:\n    a: {nope: 1}\n", ":4:9", "plugins.strategy.a.nope", "allowed here are"},
+		{"plugin deadline", "dev: true\nplugins:\n  strategy:\n    a: {deadline: 2h}\n", ":4:19", "plugins.strategy.a.deadline", "1ms to 1m"},
+		{"plugin concurrency", "dev: true\nplugins:\n  strategy:\n    a: {maxConcurrency: 0}\n", ":4:25", "plugins.strategy.a.maxConcurrency", "1 to 1024"},
+		{"plugin env", "dev: true\nplugins:\n  strategy:\n    a: {env: {\"A=B\": c}}\n", ":4:15", "plugins.strategy.a.env.A=B", "names without ="},
+		{"plugin kind", "dev: true\nplugins:\n  nope: {}\n", ":3:3", "plugins.nope", "allowed here are"},
+	} {
+		c, problems := load(t, tc.file, nil, nil)
+		if c != nil || len(problems) != 1 {
+			t.Errorf("%s: %v, want one problem", tc.name, problems)
+			continue
+		}
+		p := problems[0]
+		if !strings.HasSuffix(p.Where, tc.where) || p.Key != tc.key || !strings.Contains(p.Text, tc.text) {
+			t.Errorf("%s: %q at %q, %q; want %q at %q, %q", tc.name, p.Key, p.Where, p.Text, tc.key, tc.where, tc.text)
+		}
+	}
+}
+
+func TestHarmlessFiles(t *testing.T) {
+	for name, file := range map[string]string{
+		"BOM": "\ufeffdev: true\n", "CRLF": "dev: true\r\nlog:\r\n  level: warn\r\n", "a comment": "# nothing\ndev: true # here\n",
+	} {
+		if c, problems := load(t, file, nil, nil); problems != nil || !c.Dev {
+			t.Errorf("%s: %v", name, problems)
+		}
+	}
+	if _, problems := load(t, "", nil, map[string]string{"dev": "true"}); problems != nil {
+		t.Errorf("an empty file: %v", problems)
+	}
+}
+
+func TestNotAFile(t *testing.T) {
+	dir := t.TempDir()
+	fifo := filepath.Join(dir, "fifo")
+	if err := syscall.Mkfifo(fifo, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	big := filepath.Join(dir, "big")
+	if err := os.WriteFile(big, make([]byte, 10<<20), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for name, want := range map[string]string{
+		dir: "not a regular file", fifo: "not a regular file", big: "allowed are at most", filepath.Join(dir, "none"): "no such file",
+	} {
+		_, problems := loadFile(t, name, nil, nil)
+		if len(problems) != 1 || problems[0].Where != name || !strings.Contains(problems[0].Text, want) {
+			t.Errorf("%s: %v, want %q", name, problems, want)
+		}
+	}
+}
+
+// TestAllAtOnce: every problem of all three places in one answer, the first 20
+// in words.
+func TestAllAtOnce(t *testing.T) {
+	var file strings.Builder
+	for i := range 30 {
+		fmt.Fprintf(&file, "nope%d: 1\n", i)
+	}
+	_, err := config.Load("", []string{"DONA_NOPE=1", "DONA_LOG_LEVEL=loud"}, map[string]string{"heartbeat": "x"})
+	for _, want := range []string{"DONA_NOPE", "DONA_LOG_LEVEL", "--heartbeat"} {
+		if err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%v does not tell of %s", err, want)
+		}
+	}
+	_, problems := load(t, file.String(), nil, nil)
+	text := (&config.Error{Problems: problems}).Error()
+	if len(problems) != 30 || strings.Count(text, "\n") != 20 || !strings.HasSuffix(text, "and 10 more") {
+		t.Errorf("%d problems, told as\n%s", len(problems), text)
+	}
+}
+
+// TestPage compares docs/configuration.md with the table of settings.
+func TestPage(t *testing.T) {
+	page, err := os.ReadFile("../../docs/configuration.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, s := range config.Settings() {
+		def := s.Default
+		if def == "" {
+			def = "(empty)"
+		}
+		row := fmt.Sprintf("| `%s` | `--%s` | `%s` | `%s` | %s |", s.Key, s.Flag, s.Env(), def, s.Help)
+		if !strings.Contains(string(page), row+"\n") {
+			t.Errorf("docs/configuration.md lacks the row\n%s", row)
+		}
+	}
+	if got, want := strings.Count(string(page), "| `DONA_"), len(config.Settings()); got != want {
+		t.Errorf("docs/configuration.md has %d settings, there are %d", got, want)
+	}
+}
+
+func FuzzFile(f *testing.F) {
+	f.Add("dev: true\nplugins: {strategy: {a: {env: {A: b}}}}\n")
+	f.Add("a: &a [*a, *a]\n")
+	f.Fuzz(func(t *testing.T, content string) {
+		c, problems := load(t, content, nil, map[string]string{"dev": "true"})
+		if (c == nil) == (problems == nil) {
+			t.Errorf("%v and %v", c, problems)
+		}
+	})
+}
