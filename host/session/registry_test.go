@@ -408,7 +408,7 @@ func TestRefusedByThePlane(t *testing.T) {
 	bubble(t, func(r *rig) {
 		r.plane.refuse = refusal.New(refusal.Exhausted, "full")
 		_, err := r.reg.Register(r.Context(), session.Registration{Scope: "checkout", ID: "a", Payload: &donav1.EndpointHeartbeat{}})
-		if err != r.plane.refuse {
+		if !errors.Is(err, r.plane.refuse) {
 			t.Fatalf("got %v", err)
 		}
 		r.want(0, "after a refusal")
@@ -416,7 +416,7 @@ func TestRefusedByThePlane(t *testing.T) {
 		s := r.register("a")
 		before := r.lease("a")
 		r.plane.refuse = errors.New("disk")
-		if err := s.Beat(r.Context(), session.Report{Sequence: 5}, &donav1.EndpointHeartbeat{}); err != r.plane.refuse {
+		if err := s.Beat(r.Context(), session.Report{Sequence: 5}, &donav1.EndpointHeartbeat{}); !errors.Is(err, r.plane.refuse) {
 			t.Fatalf("got %v", err)
 		}
 		if !proto.Equal(before, r.lease("a")) || s.Err() != nil {

@@ -6,7 +6,9 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"strconv"
+	"strings"
 )
 
 // errNoSeries is the reading of an empty vector.
@@ -39,13 +41,62 @@ func (s *sample) UnmarshalJSON(data []byte) error {
 	if json.Unmarshal(pair[0], &at) != nil || json.Unmarshal(pair[1], &text) != nil {
 		return errors.New("a sample is not a pair of time and value")
 	}
+	// A decimal number, or one of the three names that Prometheus writes. What is
+	// out of range is no +Inf: nobody measured that.
 	v, err := strconv.ParseFloat(text, 64)
-	if err != nil && !errors.Is(err, strconv.ErrRange) {
+	if err != nil || strings.ContainsAny(text, "xX_") || math.IsInf(v, 0) && text != "+Inf" && text != "-Inf" {
 		return fmt.Errorf("a value is %.32q, not a number", text)
 	}
 	s.value = v
 	return nil
 }
+
+// strict refuses an object that names a key twice, or one of ours in another
+// case: encoding/json would take the last of them. A series' own labels are free.
+func strict(raw []byte) error {
+	d := json.NewDecoder(bytes.NewReader(raw))
+	type level struct {
+		keys   map[string]bool // nil in an array
+		labels bool
+	}
+	var open []level
+	var name string // the key whose value comes next
+	key := false    // a key comes next
+	for {
+		token, err := d.Token()
+		if err != nil {
+			return nil //nolint:nilerr // what is no JSON is told by who decodes it
+		}
+		switch token {
+		case json.Delim('{'):
+			open, key = append(open, level{keys: map[string]bool{}, labels: name == "metric"}), true
+			continue
+		case json.Delim('['):
+			open, key = append(open, level{}), false
+			continue
+		case json.Delim('}'), json.Delim(']'):
+			open = open[:len(open)-1]
+		default:
+			if !key {
+				break
+			}
+			name, _ = token.(string)
+			in := open[len(open)-1]
+			folded := strings.ToLower(name)
+			if !in.labels && (in.keys[folded] || known[folded] != "" && known[folded] != name) {
+				return fmt.Errorf("bad body: the key %.32q is there twice or in another case", name)
+			}
+			in.keys[folded] = true
+			key = false
+			continue
+		}
+		key = len(open) > 0 && open[len(open)-1].keys != nil
+	}
+}
+
+// known are the keys that are read, by themselves in lower case.
+var known = map[string]string{"status": "status", "data": "data", "resulttype": "resultType", "result": "result", "value": "value",
+	"histogram": "histogram", "warnings": "warnings", "error": "error", "errortype": "errorType", "metric": "metric"}
 
 // read takes the one number out of an answer. Any other form is an error whose
 // text begins with the reason.
@@ -58,7 +109,12 @@ func read(raw []byte, allowPartial bool) (float64, error) {
 	if _, err := d.Token(); err != io.EOF {
 		return 0, errors.New("bad body: more than one JSON value")
 	}
+	if err := strict(raw); err != nil {
+		return 0, err
+	}
 	switch {
+	case a.Status == "error" && a.Error == "":
+		return 0, errors.New("bad body: the server says error and not which")
 	case a.Status == "error":
 		return 0, fmt.Errorf("bad body: the server says %s: %s", a.ErrorType, a.Error)
 	case a.Status != "success":

@@ -54,6 +54,13 @@ func TestRecordedAnswers(t *testing.T) {
 		{name: "two answers", body: one + one, want: "MISSING bad body: more than one JSON value"},
 		{name: "cut off", body: one[:40], want: "MISSING bad body"},
 		{name: "forged lines", body: `{"status":"error","errorType":"a\nb","error":"c\u0000d\u001b[31m"}`, want: "MISSING bad body: the server says a b: c d"},
+		{name: "out of range is no +Inf", body: strings.Replace(one, "0.25", "1e400", 1), want: "MISSING bad body"},
+		{name: "Inf by another name", body: strings.Replace(one, "0.25", "infinity", 1), want: "MISSING bad body"},
+		{name: "hex", body: strings.Replace(one, "0.25", "0x1p-2", 1), want: "MISSING bad body"},
+		{name: "another case", body: strings.Replace(one, "status", "STATUS", 1), want: "MISSING bad body: the key"},
+		{name: "a key twice", body: strings.Replace(one, `"status"`, `"status":"error","status"`, 1), want: "MISSING bad body: the key"},
+		{name: "labels are free", body: `{"status":"success","data":{"resultType":"vector","result":[{"metric":{"Status":"a","status":"b","VALUE":"c"},"value":[1700000000,"0.25"]}]}}`, want: "0.25"},
+		{name: "error and not which", body: `{"status":"error"}`, want: "MISSING bad body: the server says error and not which"},
 		{name: "as long as allowed", body: one + strings.Repeat(" ", 1<<20-len(one)), want: "0.25"},
 		{name: "a byte too long", body: one + strings.Repeat(" ", 1<<20-len(one)+1), want: "MISSING bad body: more than 1048576 bytes"},
 	} {

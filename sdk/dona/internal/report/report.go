@@ -192,7 +192,7 @@ func (r *Reporter) Close(ctx context.Context) error {
 	r.mu.Lock()
 	left := r.next.items()
 	r.mu.Unlock()
-	if left > 0 || context.Cause(r.sendCtx) == errGaveUp {
+	if left > 0 || errors.Is(context.Cause(r.sendCtx), errGaveUp) {
 		return fmt.Errorf("report: %w", errGaveUp)
 	}
 	return nil
