@@ -117,6 +117,12 @@ func (h *Host) wire(ledger *audit.Log) (err error) {
 	}
 	h.feeds, err = snapshot.New(snapshot.Options{
 		Store: h.store, Source: h.plane.Source(), OnRewind: h.rewound.rewind,
+		LostAfter: h.store.Info().Kept, LostBefore: h.store.Info().First, Grace: h.config.RestartGrace,
+		OnLost: func(service string) {
+			if err := h.plane.Renew(context.Background(), service); err != nil {
+				h.log.Warn("cannot renew a snapshot after a crash", "service", service, "error", err)
+			}
+		},
 		Logger: h.log.Named("snapshot"), Registerer: h.metrics,
 	})
 	if err != nil {

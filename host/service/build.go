@@ -1,6 +1,7 @@
 package service
 
 import (
+	"context"
 	"fmt"
 
 	donav1 "github.com/dodona-project/dodona/proto/dona/v1"
@@ -168,4 +169,15 @@ func (s source) Build(tx store.ReadTx, service string, previous *snapshot.Built)
 			Service: service, Version: config.Version, Checksum: config.Checksum, Form: donav1.ConfigSnapshot_FORM_UNCHANGED,
 		},
 	}, nil
+}
+
+// Renew makes a new version of a service's snapshot, changed or not. A service
+// that does not exist stays so.
+func (p *Plane) Renew(ctx context.Context, service string) error {
+	return p.store.Update(ctx, store.Soft, func(tx store.Tx) error {
+		if exists, err := p.Exists(tx, service); err != nil || !exists {
+			return err
+		}
+		return p.touch(tx, service, change{urgent: true})
+	})
 }

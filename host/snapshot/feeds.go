@@ -52,6 +52,16 @@ type Options struct {
 	MaxFeeds    int           // names kept ready at once: 10,000
 	FirstSyncs  int           // first frames on their way at once: 64
 
+	// A watcher that presents a version after LostAfter and before LostBefore has
+	// seen what a crash of the host took with it, such as registrations of the
+	// last second. It gets nothing for Grace after the start, while the clients
+	// that made up that version come back, and keeps what it has. OnLost is then
+	// called, once for a name: it has to make a new version, or such watchers
+	// would wait for the next change.
+	LostAfter, LostBefore uint64
+	Grace                 time.Duration
+	OnLost                func(name string)
+
 	// OnRewind is called for each sign of a rewound store, at most once a second
 	// for a name, on a goroutine of a feed or a watcher; it must be quick.
 	OnRewind func(Rewind)
@@ -70,6 +80,9 @@ type Feeds struct {
 	ctx    context.Context
 	cancel context.CancelFunc
 	wg     sync.WaitGroup
+
+	graceOver time.Time
+	lost      sync.Map // names that OnLost was called for
 
 	mu    sync.Mutex // guards feeds and the watcher counts; held for map work only
 	feeds map[string]*feed
@@ -94,6 +107,7 @@ func New(o Options) (*Feeds, error) {
 	if f.metrics, err = newMetrics(o.Registerer); err != nil {
 		return nil, fmt.Errorf("snapshot: metrics: %w", err)
 	}
+	f.graceOver = time.Now().Add(o.Grace)
 	f.ctx, f.cancel = context.WithCancel(context.Background())
 	return f, nil
 }

@@ -5,6 +5,7 @@ import (
 	"context"
 	"fmt"
 	"sync/atomic"
+	"time"
 
 	"github.com/dodona-project/dodona/host/store"
 )
@@ -29,6 +30,11 @@ type Subscription struct {
 func (s *Subscription) Next(ctx context.Context) (*Frame, error) {
 	fd := s.feed
 	over := fd.feeds.ctx.Done()
+	if !s.begun {
+		if err := s.waitForLost(ctx); err != nil {
+			return nil, err
+		}
+	}
 	for {
 		var changed <-chan struct{} = fd.ready
 		if cur := fd.current.Load(); cur != nil {
@@ -49,6 +55,32 @@ func (s *Subscription) Next(ctx context.Context) (*Frame, error) {
 			return nil, closed()
 		}
 	}
+}
+
+// waitForLost keeps a watcher waiting that has seen what a crash took, until those
+// that the snapshot is made of had the time to come back: a client with a whole
+// old snapshot is better off than one with half a new one.
+func (s *Subscription) waitForLost(ctx context.Context) error {
+	f := s.feed.feeds
+	if s.last <= f.o.LostAfter || s.last >= f.o.LostBefore {
+		return nil
+	}
+	if left := time.Until(f.graceOver); left > 0 {
+		f.log.Info("a watcher has seen what a crash took: it waits for the clients to come back", "name", s.feed.name, "client", s.client, "version", s.last, "wait", left)
+		timer := time.NewTimer(left)
+		defer timer.Stop()
+		select {
+		case <-timer.C:
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-f.ctx.Done():
+			return closed()
+		}
+	}
+	if _, done := f.lost.LoadOrStore(s.feed.name, true); !done && f.o.OnLost != nil {
+		f.o.OnLost(s.feed.name)
+	}
+	return nil
 }
 
 // first answers what the client holds already.

@@ -76,7 +76,7 @@ func (e *Engine) run(calls []*call) (rest []*call) {
 				pinned.committed(out.Base, b.union.Txs)
 			}
 			e.watches.notify(written(b.union.Txs))
-			b.finish(out)
+			e.finish(b, out)
 			return rest
 		}
 	}
@@ -150,13 +150,24 @@ func (c *call) runFn(t *txn) (ran bool) {
 	return ran
 }
 
-// finish answers all calls of a committed batch.
-func (b *batch) finish(out Outcome) {
+// finish answers the calls of a committed batch, except those that have to wait
+// until it is durable: one of them is called to see to that.
+func (e *Engine) finish(b *batch, out Outcome) {
+	var s *settlement
 	for _, c := range b.ran {
-		if c.hard {
-			c.durable = out.Durable
+		if out.Durable == nil || !c.hard || c.panicked != nil {
+			c.finish()
+			continue
 		}
-		c.finish()
+		if s == nil {
+			s = &settlement{durable: out.Durable}
+		}
+		s.calls = append(s.calls, c)
+	}
+	if s != nil {
+		e.mu.Lock()
+		e.call(s)
+		e.mu.Unlock()
 	}
 }
 

@@ -80,16 +80,17 @@ type call struct {
 	fn   func(Tx) error
 	hard bool
 
-	wake     chan struct{} // finished, or promoted to lead
+	wake     chan struct{} // finished, promoted to lead, or called to settle
 	promoted bool          // under Engine.mu
-	finished bool          // set before wake, by the leader
+	settles  *settlement   // under Engine.mu: called to settle it
+	left     bool          // under Engine.mu: the owner has left
+	finished bool          // set before wake, by the leader or by who settles
 
 	running sync.Mutex // held while fn runs
 	gone    bool       // under running: the owner has left, fn must not run
 
 	err      error
 	panicked any
-	durable  func(context.Context) error
 }
 
 // Update implements Store.
@@ -122,22 +123,21 @@ func (e *Engine) Update(ctx context.Context, d Durability, fn func(tx Tx) error)
 			return ctx.Err()
 		}
 		if c.finished {
-			return c.result()
+			if c.panicked != nil {
+				panic(c.panicked)
+			}
+			return c.err
 		}
-		e.lead()
-	}
-}
-
-func (c *call) result() error {
-	if c.panicked != nil {
-		panic(c.panicked)
-	}
-	if c.durable != nil {
-		if err := c.durable(c.ctx); err != nil {
+		e.mu.Lock()
+		s := c.settles
+		c.settles = nil
+		e.mu.Unlock()
+		if s == nil {
+			e.lead()
+		} else if err := e.settle(c, s); err != nil {
 			return err
 		}
 	}
-	return c.err
 }
 
 // abandon gives up a call whose context has ended. Its function does not run
@@ -151,6 +151,7 @@ func (e *Engine) abandon(c *call) {
 	} else {
 		e.drop(c)
 	}
+	e.leave(c)
 	e.mu.Unlock()
 	c.running.Lock()
 	c.gone = true
@@ -200,7 +201,7 @@ func (e *Engine) lead() {
 	e.mu.Lock()
 	// A commit that crosses a network is worth waiting for those who are about
 	// to join it. A Resident's is not: it gathers where it writes to its disk.
-	for n := 0; n < 8 && e.remote != nil; n++ {
+	for n := 0; n < 8; n++ {
 		before := len(e.queue)
 		e.mu.Unlock()
 		runtime.Gosched()

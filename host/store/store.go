@@ -102,6 +102,12 @@ type Info struct {
 	ID         string // of this data, made at its creation
 	Durability string // "durable", or "not durable: <why>"
 	State      string // "ready", or what is wrong and what to do
+
+	// Kept is the newest revision of any record that was there when the store
+	// was opened, First the lowest one that this opening can give out. A version
+	// between them was given out in an earlier life, and its soft writes were
+	// lost with it.
+	Kept, First uint64
 }
 
 // A Record is a value and the revision that wrote it.

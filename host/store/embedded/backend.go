@@ -3,7 +3,6 @@ package embedded
 import (
 	"context"
 	"errors"
-	"runtime"
 	"sync"
 	"time"
 
@@ -21,7 +20,10 @@ const flushDirty = 4096
 
 // backend keeps the whole state in memory and writes what has changed to a
 // disk: at once for hard transactions, within a flush interval for soft ones.
-// One goroutine writes; what arrives while it does is its next write.
+// One flush is under way at a time; what arrives meanwhile is the next one. Who
+// waits for a hard transaction makes the flush himself when nobody else does, so
+// that a lone caller changes no goroutine; a goroutine of the backend's own makes
+// the others.
 type backend struct {
 	disk   disk
 	clock  *clock
@@ -37,14 +39,15 @@ type backend struct {
 	issued   uint64 // highest revision ever given out; cur's may be lower only inside takeBack
 	reserved uint64 // revisions up to here are reserved on disk
 	dirty    *dirty
-	next     *ticket // of the flush to come
-	inflight *ticket // of the flush under way
-	failed   error   // writes are refused: ErrFull, ErrReadOnly
-	closed   error   // all is refused
-	idle     sync.Cond
+	next     *ticket   // of the flush to come
+	inflight *ticket   // of the flush under way
+	failed   error     // writes are refused: ErrFull, ErrReadOnly
+	closed   error     // all is refused
+	flushing bool      // somebody makes a flush, or nobody may any more
+	idle     sync.Cond // flushing has become false
 
-	// The flush loop's own: how many hard transactions the next flush may hope
-	// for, and how long the last one took.
+	// Of whom flushing stands for: how many hard transactions the next flush may
+	// hope for, and how long the last one took.
 	expected int
 	took     time.Duration
 
@@ -55,13 +58,14 @@ type backend struct {
 
 // ticket is one flush and those who wait for it.
 type ticket struct {
-	hard   int    // hard transactions it carries
-	before *state // what was there before the first of them
+	hard   int           // hard transactions it carries
+	before *state        // what was there before the first of them
+	lead   chan struct{} // calls one of those who wait to make the flush
 	done   chan struct{}
 	err    error // set before done is closed
 }
 
-func newTicket() *ticket { return &ticket{done: make(chan struct{})} }
+func newTicket() *ticket { return &ticket{lead: make(chan struct{}, 1), done: make(chan struct{})} }
 
 func (t *ticket) wait(ctx context.Context) error {
 	select {
@@ -174,7 +178,7 @@ func (s snapshot) Settle(ctx context.Context) (bool, error) {
 	if s.pending == nil {
 		return true, nil
 	}
-	switch err := s.pending.wait(ctx); {
+	switch err := s.b.settle(ctx, s.pending); {
 	case err == nil:
 		return true, nil
 	case errors.Is(err, store.ErrFull), errors.Is(err, store.ErrReadOnly):
@@ -218,13 +222,15 @@ func (b *backend) Commit(ctx context.Context, u *store.Union) (store.Outcome, er
 		b.next.hard += hard
 		b.cur = b.cur.apply(u.Txs, b.dirty)
 		b.issued = b.cur.revision
-		if hard > 0 || b.dirty.len() >= flushDirty || b.reserved-b.issued < revisionBlock/4 {
+		// Hard transactions are flushed by those who wait for them, or with the
+		// next tick when all of them have left.
+		if b.dirty.len() >= flushDirty || b.reserved-b.issued < revisionBlock/4 {
 			b.poke()
 		}
 	}
 	out := store.Outcome{Base: u.Base}
 	if p := b.pending(); p != nil && u.Hard {
-		out.Durable = p.wait
+		out.Durable = func(ctx context.Context) error { return b.settle(ctx, p) }
 	}
 	return out, nil
 }
@@ -254,96 +260,4 @@ func (b *backend) poke() {
 	case b.wake <- struct{}{}:
 	default:
 	}
-}
-
-// flushLoop writes until the store is closed.
-func (b *backend) flushLoop() {
-	defer close(b.stopped)
-	tick := time.NewTicker(b.every)
-	defer tick.Stop()
-	for {
-		last := false
-		select {
-		case <-b.wake:
-			b.gather()
-		case <-tick.C:
-		case <-b.closing:
-			last = true
-		}
-		if !b.flush() {
-			return
-		}
-		if last {
-			return
-		}
-		if b.refusing() && !b.untilCured() {
-			return
-		}
-	}
-}
-
-// gather lets those run whom the last flush has acknowledged, so that they and
-// those who waited for it become one flush and not two that take turns. It waits
-// at most for a fraction of what a flush takes, because they may not come again.
-// A lone caller is there already, and nothing is waited for.
-func (b *backend) gather() {
-	for start := time.Now(); b.waiting() < b.expected && time.Since(start) < b.took/4; {
-		runtime.Gosched()
-	}
-}
-
-func (b *backend) waiting() int {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.next.hard
-}
-
-func (b *backend) refusing() bool {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.failed != nil
-}
-
-// flush writes what has changed. It returns false when the store is no more.
-func (b *backend) flush() bool {
-	b.mu.Lock()
-	now := b.clock.now()
-	if b.dirty.len() == 0 && b.next.hard == 0 && b.reserved-b.issued >= revisionBlock/4 {
-		b.cured()
-		b.mu.Unlock()
-		return true
-	}
-	t, changed, target := b.next, b.dirty, b.cur
-	b.next, b.dirty, b.inflight = newTicket(), newDirty(), t
-	reserved := b.reserved
-	for reserved-b.issued < revisionBlock/2 {
-		reserved += revisionBlock
-	}
-	b.mu.Unlock()
-
-	start := time.Now()
-	heads, err := b.disk.write(target, changed, reserved, now)
-	b.took = time.Since(start)
-
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	b.inflight = nil
-	b.expected = t.hard + b.next.hard
-	switch {
-	case err == nil:
-		b.reserved = reserved
-		b.cur = b.cur.stored(heads)
-		if b.next.before != nil {
-			b.next.before = b.next.before.stored(heads)
-		}
-		b.cured()
-	case errors.Is(err, store.ErrFull), errors.Is(err, store.ErrReadOnly):
-		t.err = err
-		b.takeBack(t, changed, err)
-	default:
-		b.fail(t, err)
-		return false
-	}
-	close(t.done)
-	return true
 }

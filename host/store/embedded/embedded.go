@@ -106,11 +106,21 @@ func Open(dir string, o Options) (*Store, error) {
 		cur:      st,
 		issued:   st.revision,
 		reserved: f.head.reserved,
-		info:     store.Info{Backend: "embedded", ID: hex.EncodeToString(f.head.id[:]), Durability: "durable"},
+		info: store.Info{Backend: "embedded", ID: hex.EncodeToString(f.head.id[:]), Durability: "durable",
+			Kept: newest(st), First: st.revision + 1},
 	}
 	s := run(b, o)
 	s.file = f
 	return s, nil
+}
+
+// newest is the highest version of any record.
+func newest(st *state) (version uint64) {
+	st.records.ascend("", func(_ string, rec store.Record) bool {
+		version = max(version, rec.Version)
+		return true
+	})
+	return version
 }
 
 // OpenMemory returns a store that keeps nothing on disk: everything is as in an
@@ -123,7 +133,7 @@ func OpenMemory(o Options) *Store {
 		clock:    newClock(o.Clock, 0),
 		cur:      newState(),
 		reserved: revisionBlock,
-		info:     store.Info{Backend: "embedded", ID: newID().hex(), Durability: "not durable: kept in memory only"},
+		info:     store.Info{Backend: "embedded", ID: newID().hex(), Durability: "not durable: kept in memory only", First: 1},
 	}
 	return run(b, o)
 }

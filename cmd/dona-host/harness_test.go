@@ -1,0 +1,224 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+
+	donav1 "github.com/dodona-project/dodona/proto/dona/v1"
+)
+
+// binary builds the program once for all tests.
+var binary = sync.OnceValues(func() (string, error) {
+	dir, err := os.MkdirTemp("", "dona-host-test-*")
+	if err != nil {
+		return "", err
+	}
+	name := filepath.Join(dir, "dona-host")
+	out, err := exec.Command("go", "build", "-o", name, buildTags, ".").CombinedOutput()
+	if err != nil {
+		return "", fmt.Errorf("build: %w\n%s", err, out)
+	}
+	return name, nil
+})
+
+func TestMain(m *testing.M) {
+	code := m.Run()
+	if name, err := binary(); err == nil {
+		_ = os.RemoveAll(filepath.Dir(name))
+	}
+	os.Exit(code)
+}
+
+// process is one dona-host on a data directory and ports of its own, which it
+// keeps over restarts.
+type process struct {
+	t          *testing.T
+	dir        string
+	grpc, http string
+	env        []string
+	cmd        *exec.Cmd
+	exited     chan struct{}
+	log        *logBuffer
+}
+
+type logBuffer struct {
+	mu sync.Mutex
+	b  bytes.Buffer
+}
+
+func (l *logBuffer) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.Write(p)
+}
+func (l *logBuffer) String() string { l.mu.Lock(); defer l.mu.Unlock(); return l.b.String() }
+
+func newProcess(t *testing.T) *process {
+	t.Helper()
+	p := &process{t: t, dir: filepath.Join(t.TempDir(), "data"), grpc: freePort(t), http: freePort(t), log: &logBuffer{}}
+	t.Cleanup(func() {
+		p.kill()
+		if t.Failed() {
+			t.Logf("the host's log:\n%s", p.log)
+		}
+	})
+	return p
+}
+
+func freePort(t *testing.T) string {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = l.Close() }()
+	return l.Addr().String()
+}
+
+func (p *process) command(args ...string) *exec.Cmd {
+	p.t.Helper()
+	name, err := binary()
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	cmd := exec.Command(name, append([]string{"--dev", "--data-dir", p.dir, "--grpc-listen", p.grpc, "--http-listen", p.http,
+		"--heartbeat", "500ms", "--restart-grace", "5s"}, args...)...)
+	cmd.Env = append(os.Environ(), p.env...)
+	return cmd
+}
+
+// start starts the host and waits until it serves.
+func (p *process) start() {
+	p.t.Helper()
+	p.spawn()
+	until(p.t, "the host to serve", func() bool {
+		select {
+		case <-p.exited:
+			p.t.Fatalf("the host ended at its start: %v", p.cmd.ProcessState)
+		default:
+		}
+		text, err := os.ReadFile(filepath.Join(p.dir, "host.json"))
+		var where struct{ PID int }
+		return err == nil && json.Unmarshal(text, &where) == nil && where.PID == p.cmd.Process.Pid
+	})
+}
+
+func (p *process) spawn() {
+	p.t.Helper()
+	p.cmd = p.command()
+	p.cmd.Stderr = p.log
+	if err := p.cmd.Start(); err != nil {
+		p.t.Fatal(err)
+	}
+	exited, cmd := make(chan struct{}), p.cmd
+	p.exited = exited
+	go func() { _ = cmd.Wait(); close(exited) }()
+}
+
+// kill ends it as kill -9 does.
+func (p *process) kill() {
+	if p.cmd != nil {
+		_ = p.cmd.Process.Kill()
+		<-p.exited
+	}
+}
+
+// signal sends s and returns the exit code.
+func (p *process) signal(s syscall.Signal) int {
+	p.t.Helper()
+	if err := p.cmd.Process.Signal(s); err != nil {
+		p.t.Fatal(err)
+	}
+	select {
+	case <-p.exited:
+	case <-time.After(30 * time.Second):
+		p.t.Fatalf("the host has not ended 30 s after %v", s)
+	}
+	return p.cmd.ProcessState.ExitCode()
+}
+
+// refuse runs the host to its end, which has to come by itself.
+func (p *process) refuse() (code int, stderr string) {
+	p.t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+	defer cancel()
+	cmd := p.command("--grpc-listen", "127.0.0.1:0", "--http-listen", "127.0.0.1:0")
+	var out bytes.Buffer
+	cmd.Stderr = &out
+	if err := cmd.Start(); err != nil {
+		p.t.Fatal(err)
+	}
+	done := make(chan struct{})
+	go func() { _ = cmd.Wait(); close(done) }()
+	select {
+	case <-done:
+	case <-ctx.Done():
+		_ = cmd.Process.Kill()
+		<-done
+		p.t.Fatalf("the host runs where it should have refused:\n%s", out.String())
+	}
+	return cmd.ProcessState.ExitCode(), out.String()
+}
+
+func (p *process) dial() *grpc.ClientConn {
+	p.t.Helper()
+	conn, err := grpc.NewClient(p.grpc, grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithConnectParams(fastRetry))
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	p.t.Cleanup(func() { _ = conn.Close() })
+	return conn
+}
+
+func until(t *testing.T, what string, ok func() bool) {
+	t.Helper()
+	tick := time.NewTicker(10 * time.Millisecond)
+	defer tick.Stop()
+	late := time.NewTimer(60 * time.Second)
+	defer late.Stop()
+	for !ok() {
+		select {
+		case <-tick.C:
+		case <-late.C:
+			t.Fatalf("waited 60 s for %s", what)
+		}
+	}
+}
+
+// children are the processes that p started, by their command lines' marks.
+func plugins(t *testing.T, conn *grpc.ClientConn) (pids []int) {
+	t.Helper()
+	list, err := donav1.NewHostAdminClient(conn).ListPlugins(context.Background(), &donav1.ListPluginsRequest{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, s := range list.Plugins {
+		if s.Pid > 0 {
+			pids = append(pids, int(s.Pid))
+		}
+	}
+	return pids
+}
+
+// alive reports whether a process is there and no zombie.
+func alive(pid int) bool {
+	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if err != nil {
+		return false
+	}
+	_, rest, _ := strings.Cut(string(stat), ") ")
+	return !strings.HasPrefix(rest, "Z")
+}

@@ -1,0 +1,427 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/backoff"
+
+	"github.com/dodona-project/dodona/host/audit"
+	"github.com/dodona-project/dodona/host/store"
+	"github.com/dodona-project/dodona/host/store/embedded"
+	donav1 "github.com/dodona-project/dodona/proto/dona/v1"
+	"github.com/dodona-project/dodona/sdk/dona"
+	"github.com/dodona-project/dodona/sdk/dona/digest"
+)
+
+var fastRetry = grpc.ConnectParams{Backoff: backoff.Config{BaseDelay: 50 * time.Millisecond, Multiplier: 1.5, MaxDelay: time.Second}, MinConnectTimeout: time.Second}
+
+// fleet are endpoints that register, beat, and register again when their stream
+// breaks, until ctx ends.
+func fleet(ctx context.Context, client donav1.ControlPlaneClient, n int) *sync.WaitGroup {
+	var wg sync.WaitGroup
+	for i := range n {
+		first := &donav1.EndpointHeartbeat{Service: "web", EndpointId: fmt.Sprintf("e%03d", i), Address: fmt.Sprintf("10.0.0.%d:80", i%250+1), Variant: "v1", Region: "eu"}
+		wg.Go(func() {
+			for ctx.Err() == nil {
+				hold(ctx, client, first)
+				select {
+				case <-ctx.Done():
+				case <-time.After(time.Duration(50+i) * time.Millisecond):
+				}
+			}
+		})
+	}
+	return &wg
+}
+
+func hold(ctx context.Context, client donav1.ControlPlaneClient, first *donav1.EndpointHeartbeat) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	s, err := client.RegisterEndpoint(ctx, grpc.WaitForReady(true))
+	if err != nil || s.Send(first) != nil {
+		return
+	}
+	if _, err := s.Header(); err != nil {
+		return
+	}
+	tick := time.NewTicker(400 * time.Millisecond)
+	defer tick.Stop()
+	for n := uint64(1); ; n++ {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+			if s.Send(&donav1.EndpointHeartbeat{Sequence: n}) != nil {
+				return
+			}
+		}
+	}
+}
+
+// watcher is a client that only looks: it demands of each frame what no fault may
+// break.
+type watcher struct {
+	least    int // never fewer endpoints, once it has seen as many
+	version  atomic.Uint64
+	seen     atomic.Int64 // endpoints of the newest frame
+	frames   atomic.Int64
+	problems chan string
+}
+
+func (w *watcher) run(ctx context.Context, client donav1.ControlPlaneClient, id string) {
+	full := false
+	var sum []byte
+	for ctx.Err() == nil {
+		s, err := client.WatchConfig(ctx, &donav1.WatchConfigRequest{Service: "web", ClientId: id, LastVersion: w.version.Load(), LastChecksum: sum}, grpc.WaitForReady(true))
+		for err == nil {
+			var f *donav1.ConfigSnapshot
+			if f, err = s.Recv(); err != nil {
+				break
+			}
+			w.frames.Add(1)
+			if f.Version < w.version.Load() {
+				w.problem("%s: version %d after %d", id, f.Version, w.version.Load())
+			}
+			w.version.Store(f.Version)
+			sum = f.Checksum
+			if f.Form == donav1.ConfigSnapshot_FORM_UNCHANGED {
+				continue
+			}
+			if want := digest.OfSnapshot(f); !bytes.Equal(want[:], f.Checksum) {
+				w.problem("%s: version %d does not have its checksum", id, f.Version)
+			}
+			w.seen.Store(int64(len(f.Endpoints)))
+			full = full || len(f.Endpoints) >= w.least
+			if full && len(f.Endpoints) < w.least {
+				w.problem("%s: version %d has %d endpoints, want at least %d", id, f.Version, len(f.Endpoints), w.least)
+			}
+		}
+		select {
+		case <-ctx.Done():
+		case <-time.After(100 * time.Millisecond):
+		}
+	}
+}
+
+func (w *watcher) problem(format string, args ...any) {
+	select {
+	case w.problems <- fmt.Sprintf(format, args...):
+	default:
+	}
+}
+
+// TestRestart (D1): 200 endpoints and 50 clients live through kill -9 and a
+// restart: nobody sees fewer than nine of ten endpoints, or an older version, and
+// no decision fails.
+func TestRestart(t *testing.T) {
+	const endpoints, clients = 200, 50
+	p := newProcess(t)
+	p.start()
+	ctx, cancel := context.WithCancel(context.Background())
+	var all sync.WaitGroup
+	defer func() { cancel(); all.Wait() }()
+	problems := make(chan string, 100)
+	var conns []*grpc.ClientConn
+	for range 4 { // a host takes 250 streams a connection
+		conns = append(conns, p.dial())
+	}
+	fleets := fleet(ctx, donav1.NewControlPlaneClient(conns[0]), endpoints)
+	all.Go(fleets.Wait)
+	watchers := make([]*watcher, clients)
+	for i := range watchers {
+		w := &watcher{least: endpoints * 9 / 10, problems: problems}
+		watchers[i] = w
+		all.Go(func() { w.run(ctx, donav1.NewControlPlaneClient(conns[1+i%3]), fmt.Sprintf("c%02d", i)) })
+	}
+	settled := func(what string) {
+		t.Helper()
+		until(t, what, func() bool {
+			for _, w := range watchers {
+				if w.seen.Load() != endpoints {
+					return false
+				}
+			}
+			return true
+		})
+	}
+	settled("every client to see every endpoint")
+
+	client, err := dona.Dial(ctx, p.grpc, dona.WithoutCache())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = client.Close() }()
+	svc := client.Service("web")
+	if err := svc.Ready(ctx); err != nil {
+		t.Fatal(err)
+	}
+	var decisions, failed atomic.Int64
+	all.Go(func() {
+		for i := 0; ctx.Err() == nil; i++ {
+			pick, err := svc.Pick(ctx, dona.Request{Unit: fmt.Sprint("user-", i)})
+			if err != nil && ctx.Err() == nil {
+				failed.Add(1)
+			} else if err == nil {
+				pick.Done(dona.Outcome{Success: true, Latency: time.Millisecond})
+			}
+			decisions.Add(1)
+			select {
+			case <-ctx.Done():
+			case <-time.After(2 * time.Millisecond):
+			}
+		}
+	})
+	version := watchers[0].version.Load()
+	for round := range 2 {
+		p.kill()
+		before := decisions.Load()
+		until(t, "decisions while the host is away", func() bool { return decisions.Load() > before+100 })
+		p.start()
+		settled(fmt.Sprintf("every client to see every endpoint again, round %d", round))
+		admin := donav1.NewControlPlaneClient(conns[0])
+		flag := &donav1.SetFlagRequest{Rule: &donav1.FlagRule{Service: "web", Flag: fmt.Sprint("after-", round)}}
+		if _, err := admin.SetFlag(ctx, flag, grpc.WaitForReady(true)); err != nil {
+			t.Fatal(err)
+		}
+		until(t, "every client to get a change", func() bool {
+			for _, w := range watchers {
+				if w.version.Load() <= version {
+					return false
+				}
+			}
+			return true
+		})
+		version = watchers[0].version.Load()
+	}
+	if n := failed.Load(); n > 0 {
+		t.Errorf("%d of %d decisions failed", n, decisions.Load())
+	}
+	close(problems)
+	for problem := range problems {
+		t.Error(problem)
+	}
+	cancel()
+	all.Wait()
+}
+
+// TestKillUnderLoad (H1): what was acknowledged is there after kill -9, and every
+// chain holds.
+func TestKillUnderLoad(t *testing.T) {
+	p := newProcess(t)
+	for round := range rounds {
+		p.start()
+		client := donav1.NewControlPlaneClient(p.dial())
+		ctx, cancel := context.WithCancel(context.Background())
+		fleets := fleet(ctx, client, 20)
+		acked := make([]atomic.Uint32, 8) // percent of flag i; each writer sets its own, rising
+		var writers sync.WaitGroup
+		for i := range acked {
+			acked[i].Store(0)
+			writers.Go(func() {
+				for n := uint32(1); n <= 100 && ctx.Err() == nil; n++ {
+					_, err := client.SetFlag(ctx, &donav1.SetFlagRequest{Rule: &donav1.FlagRule{
+						Service: "web", Flag: fmt.Sprint("f", i), RolloutPercent: n, RolloutVariant: fmt.Sprint("r", round)}})
+					if err != nil {
+						return
+					}
+					acked[i].Store(n)
+				}
+			})
+		}
+		total := func() (n int) {
+			for i := range acked {
+				n += int(acked[i].Load())
+			}
+			return n
+		}
+		until(t, "writes", func() bool { return total() > 20+round*37%200 })
+		p.kill()
+		cancel()
+		writers.Wait()
+		fleets.Wait()
+		inspect(t, p.dir, func(tx store.ReadTx, log *audit.Log) {
+			entries, err := tx.Scan("svc/web/flag", 0, 0, 0)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if len(entries) == 0 {
+				t.Errorf("round %d: no flag is left", round)
+			}
+			for _, chain := range []string{"web", audit.HostChain} {
+				if n, err := log.Check(tx, chain); err != nil || n == 0 && chain == "web" {
+					t.Errorf("round %d: chain %s: %d entries, %v", round, chain, n, err)
+				}
+			}
+		})
+		p.start()
+		s, err := donav1.NewControlPlaneClient(p.dial()).GetStatus(context.Background(), &donav1.GetStatusRequest{Service: "web"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, f := range s.Config.Flags {
+			var i int
+			if _, err := fmt.Sscanf(f.Flag, "f%d", &i); err != nil {
+				t.Fatal(err)
+			}
+			// The write under way when it died may be there; an older one may not.
+			if want := acked[i].Load(); want > 0 && (f.RolloutVariant != fmt.Sprint("r", round) || f.RolloutPercent < want || f.RolloutPercent > want+1) {
+				t.Errorf("round %d: flag %s is at %d %% of %s, acknowledged were %d %%", round, f.Flag, f.RolloutPercent, f.RolloutVariant, want)
+			}
+		}
+		p.kill()
+	}
+}
+
+// inspect reads a copy of a dead host's store.
+func inspect(t *testing.T, dir string, look func(tx store.ReadTx, log *audit.Log)) {
+	t.Helper()
+	copied := filepath.Join(t.TempDir(), "copy")
+	if err := os.Mkdir(copied, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	data, err := os.ReadFile(filepath.Join(dir, "store.db"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(copied, "store.db"), data, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	st, err := embedded.Open(copied, embedded.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = st.Close() }()
+	if err := st.View(context.Background(), func(tx store.ReadTx) error { look(tx, audit.New("dona.local")); return nil }); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// TestSecondHost (H9).
+func TestSecondHost(t *testing.T) {
+	p := newProcess(t)
+	p.start()
+	code, stderr := p.refuse()
+	if code != exitRefused || !strings.Contains(stderr, "store.lock") {
+		t.Errorf("a second host ends with %d:\n%s", code, stderr)
+	}
+	if code := p.signal(syscall.SIGTERM); code != exitOK {
+		t.Errorf("SIGTERM ends the first with %d", code)
+	}
+	p.start()
+	if code := p.signal(syscall.SIGINT); code != exitInterrupted {
+		t.Errorf("SIGINT ends it with %d", code)
+	}
+}
+
+// TestBadData (H8): a data file that does not hold is refused by name, and left as
+// it is.
+func TestBadData(t *testing.T) {
+	p := newProcess(t)
+	p.start()
+	_, err := donav1.NewControlPlaneClient(p.dial()).SetFlag(context.Background(), &donav1.SetFlagRequest{Rule: &donav1.FlagRule{Service: "web", Flag: "f"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	p.kill()
+	name := filepath.Join(p.dir, "store.db")
+	good, err := os.ReadFile(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	flipped := bytes.Clone(good)
+	for at := range flipped { // both of bbolt's heads
+		if at < 8192 {
+			flipped[at] ^= 0x10
+		}
+	}
+	for what, bad := range map[string][]byte{
+		"truncated": good[:10_000], "zero length": {}, "another file": []byte(strings.Repeat("not a store\n", 1000)), "flipped": flipped,
+	} {
+		if err := os.WriteFile(name, bad, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		code, stderr := p.refuse()
+		if code != exitRefused || !strings.Contains(stderr, "store.db") {
+			t.Errorf("%s: ends with %d:\n%s", what, code, stderr)
+		}
+		if now, err := os.ReadFile(name); err != nil || !bytes.Equal(now, bad) {
+			t.Errorf("%s: the file was changed (%v)", what, err)
+		}
+	}
+	if err := os.WriteFile(name, good, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Chmod(name, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if code, stderr := p.refuse(); code != exitRefused || !strings.Contains(stderr, "0644") && !strings.Contains(stderr, "mode") {
+		t.Errorf("open to others: ends with %d:\n%s", code, stderr)
+	}
+	if err := os.Chmod(name, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	p.start()
+}
+
+// TestPluginsDieWithTheHost (L8), and a plugin that is killed comes back (L4).
+func TestPluginsDieWithTheHost(t *testing.T) {
+	p := newProcess(t)
+	p.env = []string{"TMPDIR=" + t.TempDir()}
+	p.start()
+	ctx, cancel := context.WithCancel(context.Background())
+	conn := p.dial()
+	fleets := fleet(ctx, donav1.NewControlPlaneClient(conn), 3)
+	defer func() { cancel(); fleets.Wait() }()
+	plan := func() *donav1.StatusReply {
+		s, _ := donav1.NewControlPlaneClient(conn).GetStatus(ctx, &donav1.GetStatusRequest{Service: "web"})
+		return s
+	}
+	until(t, "a plan", func() bool { return plan().GetConfig().GetPlan().GetStrategy() == "least-connections" })
+	first := plugins(t, conn)
+	if len(first) != 1 {
+		t.Fatalf("the plugins are %v", first)
+	}
+	if err := syscall.Kill(first[0], syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	until(t, "the plugin to come back", func() bool { now := plugins(t, conn); return len(now) == 1 && now[0] != first[0] })
+	if s := plan(); s.GetConfig().GetPlan().GetStrategy() != "least-connections" {
+		t.Errorf("the plan is %v", s.GetConfig().GetPlan())
+	}
+	group := append(plugins(t, conn), descendants(p.cmd.Process.Pid)...)
+	p.kill()
+	until(t, "every process of the host to end", func() bool {
+		for _, pid := range group {
+			if alive(pid) {
+				return false
+			}
+		}
+		return true
+	})
+}
+
+// descendants are the processes below one.
+func descendants(pid int) (all []int) {
+	tasks, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", pid))
+	for _, task := range tasks {
+		text, _ := os.ReadFile(task)
+		for _, word := range strings.Fields(string(text)) {
+			var child int
+			if _, err := fmt.Sscan(word, &child); err == nil {
+				all = append(append(all, child), descendants(child)...)
+			}
+		}
+	}
+	return all
+}

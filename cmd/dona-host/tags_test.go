@@ -1,0 +1,8 @@
+//go:build !faults
+
+package main
+
+const (
+	buildTags = "-tags="
+	rounds    = 2
+)
