@@ -207,12 +207,12 @@ func TestRestart(t *testing.T) {
 	if n := failed.Load(); n > 0 {
 		t.Errorf("%d of %d decisions failed", n, decisions.Load())
 	}
+	cancel()
+	all.Wait()
 	close(problems)
 	for problem := range problems {
 		t.Error(problem)
 	}
-	cancel()
-	all.Wait()
 }
 
 // TestKillUnderLoad (H1): what was acknowledged is there after kill -9, and every
@@ -269,14 +269,15 @@ func TestKillUnderLoad(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
+		flags := map[string]*donav1.FlagRule{}
 		for _, f := range s.Config.Flags {
-			var i int
-			if _, err := fmt.Sscanf(f.Flag, "f%d", &i); err != nil {
-				t.Fatal(err)
-			}
+			flags[f.Flag] = f
+		}
+		for i := range acked {
 			// The write under way when it died may be there; an older one may not.
-			if want := acked[i].Load(); want > 0 && (f.RolloutVariant != fmt.Sprint("r", round) || f.RolloutPercent < want || f.RolloutPercent > want+1) {
-				t.Errorf("round %d: flag %s is at %d %% of %s, acknowledged were %d %%", round, f.Flag, f.RolloutPercent, f.RolloutVariant, want)
+			f, want := flags[fmt.Sprint("f", i)], acked[i].Load()
+			if want > 0 && (f.GetRolloutVariant() != fmt.Sprint("r", round) || f.GetRolloutPercent() < want || f.GetRolloutPercent() > want+1) {
+				t.Errorf("round %d: flag %d is %v, acknowledged were %d %%", round, i, f, want)
 			}
 		}
 		p.kill()
@@ -377,7 +378,8 @@ func TestBadData(t *testing.T) {
 // TestPluginsDieWithTheHost (L8), and a plugin that is killed comes back (L4).
 func TestPluginsDieWithTheHost(t *testing.T) {
 	p := newProcess(t)
-	p.env = []string{"TMPDIR=" + t.TempDir()}
+	tmp := t.TempDir()
+	p.env = []string{"TMPDIR=" + tmp}
 	p.start()
 	ctx, cancel := context.WithCancel(context.Background())
 	conn := p.dial()
@@ -409,6 +411,53 @@ func TestPluginsDieWithTheHost(t *testing.T) {
 		}
 		return true
 	})
+	until(t, "the sockets and directories of the plugins to go", func() bool {
+		left, err := filepath.Glob(filepath.Join(tmp, "*", "*"))
+		return err == nil && len(left) == 0
+	})
+}
+
+// TestMassBreak: when 30 of 100 streams break at once, nobody is removed for the
+// time of a lease, and the host says so.
+func TestMassBreak(t *testing.T) {
+	p := newProcess(t)
+	p.start()
+	ctx, cancel := context.WithCancel(context.Background())
+	stable, broken := p.dial(), p.dial()
+	fleets := fleet(ctx, donav1.NewControlPlaneClient(stable), 70)
+	defer func() { cancel(); fleets.Wait() }()
+	client := donav1.NewControlPlaneClient(broken)
+	for i := range 30 {
+		s, err := client.RegisterEndpoint(ctx)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := s.Send(&donav1.EndpointHeartbeat{Service: "web", EndpointId: fmt.Sprint("b", i), Address: "10.0.1.1:80", Variant: "v1"}); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := s.Header(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	endpoints := func() int {
+		s, err := donav1.NewControlPlaneClient(stable).GetStatus(ctx, &donav1.GetStatusRequest{Service: "web"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return len(s.Config.Endpoints)
+	}
+	until(t, "all endpoints", func() bool { return endpoints() == 100 })
+	if err := broken.Close(); err != nil {
+		t.Fatal(err)
+	}
+	until(t, "the alarm", func() bool {
+		h, err := donav1.NewHostAdminClient(stable).GetHost(ctx, &donav1.GetHostRequest{})
+		return err == nil && strings.Contains(strings.Join(h.Alarms, "\n"), "mass expiry")
+	})
+	if n := endpoints(); n < 80 {
+		t.Errorf("%d of 100 endpoints are left under the freeze, want at least 80", n)
+	}
+	until(t, "the broken ones to go after the freeze", func() bool { return endpoints() == 70 })
 }
 
 // descendants are the processes below one.

@@ -72,6 +72,8 @@ func (s *ControlPlane) serveEndpoint(stream donav1.ControlPlane_RegisterEndpoint
 				return nil, session.ByHost, err
 			}
 			return nil, session.Broken, err // replaced or expired: nothing of it is left to end
+		case <-stream.Context().Done():
+			return nil, session.Broken, stream.Context().Err()
 		case m := <-beats:
 			if errors.Is(m.err, io.EOF) {
 				return &donav1.RegisterAck{LeaseId: lease.LeaseID()}, session.Goodbye, nil
