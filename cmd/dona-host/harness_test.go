@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -18,6 +19,8 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
 
+	"github.com/dodona-project/dodona/host/audit"
+	"github.com/dodona-project/dodona/host/store"
 	donav1 "github.com/dodona-project/dodona/proto/dona/v1"
 )
 
@@ -79,13 +82,22 @@ func newProcess(t *testing.T) *process {
 	return p
 }
 
+var nextPort atomic.Int32
+
+// freePort finds a port below those that the kernel gives to clients: a host
+// that comes back has to find its own again.
 func freePort(t *testing.T) string {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
+	t.Helper()
+	const first, ports = 12_000, 18_000
+	for range 1000 {
+		addr := fmt.Sprintf("127.0.0.1:%d", first+(os.Getpid()*37+int(nextPort.Add(1)))%ports)
+		if l, err := net.Listen("tcp", addr); err == nil {
+			_ = l.Close()
+			return addr
+		}
 	}
-	defer func() { _ = l.Close() }()
-	return l.Addr().String()
+	t.Fatal("there is no free port")
+	return ""
 }
 
 func (p *process) command(args ...string) *exec.Cmd {
@@ -104,6 +116,12 @@ func (p *process) command(args ...string) *exec.Cmd {
 func (p *process) start() {
 	p.t.Helper()
 	p.spawn()
+	p.ready()
+}
+
+// ready waits until it serves.
+func (p *process) ready() {
+	p.t.Helper()
 	until(p.t, "the host to serve", func() bool {
 		select {
 		case <-p.exited:
@@ -171,6 +189,16 @@ func (p *process) refuse() (code int, stderr string) {
 		p.t.Fatalf("the host runs where it should have refused:\n%s", out.String())
 	}
 	return cmd.ProcessState.ExitCode(), out.String()
+}
+
+// ledger reads a dead host's audit chain and demands that its records agree.
+func (p *process) ledger() (l *ledger) {
+	p.t.Helper()
+	inspect(p.t, p.dir, func(tx store.ReadTx, log *audit.Log) {
+		l = readLedger(p.t, tx, log)
+		l.agrees(p.t, tx)
+	})
+	return l
 }
 
 func (p *process) dial() *grpc.ClientConn {
