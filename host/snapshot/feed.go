@@ -7,6 +7,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/dodona-project/dodona/host/internal/crash"
 	"github.com/dodona-project/dodona/host/store"
 )
 
@@ -159,6 +160,7 @@ func (fd *feed) build(ctx context.Context, cur *published) error {
 	if err != nil {
 		return err
 	}
+	crash.Point("snapshot.before-publish") // committed, and no watcher knows
 	fd.current.Store(next)
 	fd.feeds.metrics.published.Inc()
 	if cur == nil {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"time"
 
+	"github.com/dodona-project/dodona/host/internal/crash"
 	"github.com/dodona-project/dodona/host/refusal"
 )
 
@@ -72,6 +73,7 @@ func (f *Feeds) sendFirst(ctx context.Context, stream Sender, frame *Frame) erro
 func (f *Feeds) send(ctx context.Context, stream Sender, frame *Frame) error {
 	sent := make(chan error, 1)
 	go func() { sent <- stream.SendMsg(frame) }()
+	crash.Point("snapshot.while-sending")
 	late := time.NewTimer(f.o.SendTimeout)
 	defer late.Stop()
 	select {
