@@ -40,7 +40,7 @@ type told struct {
 
 var states = map[string]donav1.RolloutStatus_State{
 	"rollout.step": donav1.RolloutStatus_STATE_PROGRESSING, "rollout.resume": donav1.RolloutStatus_STATE_PROGRESSING,
-	"rollout.hold": donav1.RolloutStatus_STATE_HOLDING, "rollout.promote": donav1.RolloutStatus_STATE_PROMOTED,
+	"rollout.pause": donav1.RolloutStatus_STATE_PAUSED, "rollout.hold": donav1.RolloutStatus_STATE_HOLDING, "rollout.promote": donav1.RolloutStatus_STATE_PROMOTED,
 	"rollout.rollback": donav1.RolloutStatus_STATE_ROLLED_BACK, "rollout.abort": donav1.RolloutStatus_STATE_ABORTED,
 }
 

@@ -315,8 +315,7 @@ func TestBadData(t *testing.T) {
 // TestPluginsDieWithTheHost (L8), and a plugin that is killed comes back (L4).
 func TestPluginsDieWithTheHost(t *testing.T) {
 	p := newProcess(t)
-	tmp := t.TempDir()
-	p.env = []string{"TMPDIR=" + tmp}
+	tmp := p.ownTemp()
 	p.start()
 	ctx, cancel := context.WithCancel(context.Background())
 	conn := p.dial()
@@ -338,8 +337,12 @@ func TestPluginsDieWithTheHost(t *testing.T) {
 	if s := plan(); s.GetConfig().GetPlan().GetStrategy() != "least-connections" {
 		t.Errorf("the plan is %v", s.GetConfig().GetPlan())
 	}
-	group := append(plugins(t, conn), descendants(p.cmd.Process.Pid)...)
+	group := p.group()
+	if len(group) < 3 || len(leftIn(t, tmp)) == 0 { // the plugin twice, and the watchdog
+		t.Fatalf("the host has the processes %v and the directories %v", group, leftIn(t, tmp))
+	}
 	p.kill()
+	died := time.Now()
 	until(t, "every process of the host to end", func() bool {
 		for _, pid := range group {
 			if alive(pid) {
@@ -348,10 +351,11 @@ func TestPluginsDieWithTheHost(t *testing.T) {
 		}
 		return true
 	})
-	until(t, "the sockets and directories of the plugins to go", func() bool {
-		left, err := filepath.Glob(filepath.Join(tmp, "*", "*"))
-		return err == nil && len(left) == 0
-	})
+	until(t, "the sockets and directories of the plugins to go", func() bool { return len(leftIn(t, tmp)) == 0 })
+	t.Logf("nothing left after %v", time.Since(died).Round(time.Millisecond)) // 5 s is the promise
+	if time.Since(died) > 10*time.Second {
+		t.Errorf("something was left for %v", time.Since(died))
+	}
 }
 
 // TestMassBreak: when 30 of 100 streams break at once, nobody is removed for the
