@@ -128,10 +128,15 @@ func (p *process) ready() {
 			p.t.Fatalf("the host ended at its start: %v", p.cmd.ProcessState)
 		default:
 		}
-		text, err := os.ReadFile(filepath.Join(p.dir, "host.json"))
-		var where struct{ PID int }
-		return err == nil && json.Unmarshal(text, &where) == nil && where.PID == p.cmd.Process.Pid
+		return p.serves()
 	})
+}
+
+// serves reports whether this very process has said that it does.
+func (p *process) serves() bool {
+	text, err := os.ReadFile(filepath.Join(p.dir, "host.json"))
+	var where struct{ PID int }
+	return err == nil && json.Unmarshal(text, &where) == nil && where.PID == p.cmd.Process.Pid
 }
 
 func (p *process) spawn() {

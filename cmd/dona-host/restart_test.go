@@ -249,9 +249,15 @@ func inspect(t *testing.T, dir string, look func(tx store.ReadTx, log *audit.Log
 func TestSecondHost(t *testing.T) {
 	p := newProcess(t)
 	p.start()
+	began := time.Now()
 	code, stderr := p.refuse()
-	if code != exitRefused || !strings.Contains(stderr, "store.lock") {
+	took := time.Since(began)
+	if code != exitRefused || !strings.Contains(stderr, filepath.Join(p.dir, "store.lock")) {
 		t.Errorf("a second host ends with %d:\n%s", code, stderr)
+	}
+	t.Logf("refused after %v", took.Round(time.Millisecond))
+	if took > 10*time.Second { // 2 s is the promise; the rest is for a busy machine
+		t.Errorf("a second host took %v to say no", took)
 	}
 	if code := p.signal(syscall.SIGTERM); code != exitOK {
 		t.Errorf("SIGTERM ends the first with %d", code)
@@ -260,56 +266,6 @@ func TestSecondHost(t *testing.T) {
 	if code := p.signal(syscall.SIGINT); code != exitInterrupted {
 		t.Errorf("SIGINT ends it with %d", code)
 	}
-}
-
-// TestBadData (H8): a data file that does not hold is refused by name, and left as
-// it is.
-func TestBadData(t *testing.T) {
-	p := newProcess(t)
-	p.start()
-	_, err := donav1.NewControlPlaneClient(p.dial()).SetFlag(context.Background(), &donav1.SetFlagRequest{Rule: &donav1.FlagRule{Service: "web", Flag: "f"}})
-	if err != nil {
-		t.Fatal(err)
-	}
-	p.kill()
-	name := filepath.Join(p.dir, "store.db")
-	good, err := os.ReadFile(name)
-	if err != nil {
-		t.Fatal(err)
-	}
-	flipped := bytes.Clone(good)
-	for at := range flipped { // both of bbolt's heads
-		if at < 8192 {
-			flipped[at] ^= 0x10
-		}
-	}
-	for what, bad := range map[string][]byte{
-		"truncated": good[:10_000], "zero length": {}, "another file": []byte(strings.Repeat("not a store\n", 1000)), "flipped": flipped,
-	} {
-		if err := os.WriteFile(name, bad, 0o600); err != nil {
-			t.Fatal(err)
-		}
-		code, stderr := p.refuse()
-		if code != exitRefused || !strings.Contains(stderr, "store.db") {
-			t.Errorf("%s: ends with %d:\n%s", what, code, stderr)
-		}
-		if now, err := os.ReadFile(name); err != nil || !bytes.Equal(now, bad) {
-			t.Errorf("%s: the file was changed (%v)", what, err)
-		}
-	}
-	if err := os.WriteFile(name, good, 0o600); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Chmod(name, 0o644); err != nil {
-		t.Fatal(err)
-	}
-	if code, stderr := p.refuse(); code != exitRefused || !strings.Contains(stderr, "0644") && !strings.Contains(stderr, "mode") {
-		t.Errorf("open to others: ends with %d:\n%s", code, stderr)
-	}
-	if err := os.Chmod(name, 0o600); err != nil {
-		t.Fatal(err)
-	}
-	p.start()
 }
 
 // TestPluginsDieWithTheHost (L8), and a plugin that is killed comes back (L4).
@@ -333,10 +289,15 @@ func TestPluginsDieWithTheHost(t *testing.T) {
 	if err := syscall.Kill(first[0], syscall.SIGKILL); err != nil {
 		t.Fatal(err)
 	}
-	until(t, "the plugin to come back", func() bool { now := plugins(t, conn); return len(now) == 1 && now[0] != first[0] })
-	if s := plan(); s.GetConfig().GetPlan().GetStrategy() != "least-connections" {
-		t.Errorf("the plan is %v", s.GetConfig().GetPlan())
-	}
+	killed := time.Now()
+	until(t, "the plugin to come back", func() bool {
+		if s := plan(); s.GetConfig().GetPlan().GetStrategy() != "least-connections" {
+			t.Fatalf("the plan is %v while the plugin is away", s.GetConfig().GetPlan())
+		}
+		now := plugins(t, conn)
+		return len(now) == 1 && now[0] != first[0]
+	})
+	t.Logf("the plugin is back after %v", time.Since(killed).Round(time.Millisecond)) // 1 s is the goal
 	group := p.group()
 	if len(group) < 3 || len(leftIn(t, tmp)) == 0 { // the plugin twice, and the watchdog
 		t.Fatalf("the host has the processes %v and the directories %v", group, leftIn(t, tmp))

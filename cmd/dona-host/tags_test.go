@@ -5,4 +5,5 @@ package main
 const (
 	buildTags = "-tags="
 	rounds    = 2
+	flips     = 10
 )
