@@ -115,9 +115,13 @@ func (h *Host) wire(ledger *audit.Log) (err error) {
 	if err != nil {
 		return err
 	}
+	after, err := h.gap(context.Background())
+	if err != nil {
+		return err
+	}
 	h.feeds, err = snapshot.New(snapshot.Options{
 		Store: h.store, Source: h.plane.Source(), OnRewind: h.rewound.rewind,
-		LostAfter: h.store.Info().Kept, LostBefore: h.store.Info().First, Grace: h.config.RestartGrace,
+		LostAfter: after, LostBefore: h.store.Info().First, Grace: h.config.RestartGrace,
 		OnLost: func(service string) {
 			if err := h.plane.Renew(context.Background(), service); err != nil {
 				h.log.Warn("cannot renew a snapshot after a crash", "service", service, "error", err)
@@ -183,6 +187,7 @@ func (h *Host) Run(ctx context.Context) error {
 	loop("rollouts", h.rollouts.Run)
 	loop("planner", h.planner.Run)
 	loop("collector", h.collect)
+	loop("gap", h.closeGap)
 	go func() { failed <- h.grpc.Serve(h.grpcListener) }()
 	go func() { failed <- h.http.Serve(h.httpListener) }()
 	if err := h.announce(); err != nil {

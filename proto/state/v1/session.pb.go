@@ -397,6 +397,53 @@ func (x *Fence) GetDropped() uint32 {
 	return 0
 }
 
+// host/gap: from a start of a host until its restart grace is over, so that the
+// next start knows of one that was cut short. after is the newest revision that
+// the first of these starts found: what clients have seen above it may be lost.
+type Gap struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	After         uint64                 `protobuf:"varint,1,opt,name=after,proto3" json:"after,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Gap) Reset() {
+	*x = Gap{}
+	mi := &file_state_v1_session_proto_msgTypes[4]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Gap) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Gap) ProtoMessage() {}
+
+func (x *Gap) ProtoReflect() protoreflect.Message {
+	mi := &file_state_v1_session_proto_msgTypes[4]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Gap.ProtoReflect.Descriptor instead.
+func (*Gap) Descriptor() ([]byte, []int) {
+	return file_state_v1_session_proto_rawDescGZIP(), []int{4}
+}
+
+func (x *Gap) GetAfter() uint64 {
+	if x != nil {
+		return x.After
+	}
+	return 0
+}
+
 var File_state_v1_session_proto protoreflect.FileDescriptor
 
 const file_state_v1_session_proto_rawDesc = "" +
@@ -447,7 +494,9 @@ const file_state_v1_session_proto_rawDesc = "" +
 	"\x06digest\x18\x02 \x01(\fR\x06digest\x12 \n" +
 	"\flast_used_ms\x18\x03 \x01(\x03R\n" +
 	"lastUsedMs\x12\x18\n" +
-	"\adropped\x18\x04 \x01(\rR\adroppedB\x96\x01\n" +
+	"\adropped\x18\x04 \x01(\rR\adropped\"\x1b\n" +
+	"\x03Gap\x12\x14\n" +
+	"\x05after\x18\x01 \x01(\x04R\x05afterB\x96\x01\n" +
 	"\fcom.state.v1B\fSessionProtoP\x01Z7github.com/dodona-project/dodona/proto/state/v1;statev1\xa2\x02\x03SXX\xaa\x02\bState.V1\xca\x02\bState\\V1\xe2\x02\x14State\\V1\\GPBMetadata\xea\x02\tState::V1b\x06proto3"
 
 var (
@@ -462,12 +511,13 @@ func file_state_v1_session_proto_rawDescGZIP() []byte {
 	return file_state_v1_session_proto_rawDescData
 }
 
-var file_state_v1_session_proto_msgTypes = make([]protoimpl.MessageInfo, 4)
+var file_state_v1_session_proto_msgTypes = make([]protoimpl.MessageInfo, 5)
 var file_state_v1_session_proto_goTypes = []any{
 	(*Lease)(nil),      // 0: state.v1.Lease
 	(*LeaseScope)(nil), // 1: state.v1.LeaseScope
 	(*Freeze)(nil),     // 2: state.v1.Freeze
 	(*Fence)(nil),      // 3: state.v1.Fence
+	(*Gap)(nil),        // 4: state.v1.Gap
 }
 var file_state_v1_session_proto_depIdxs = []int32{
 	0, // [0:0] is the sub-list for method output_type
@@ -488,7 +538,7 @@ func file_state_v1_session_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_state_v1_session_proto_rawDesc), len(file_state_v1_session_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   4,
+			NumMessages:   5,
 			NumExtensions: 0,
 			NumServices:   0,
 		},
