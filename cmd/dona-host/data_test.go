@@ -44,6 +44,7 @@ func flagNumber(i int) *donav1.FlagRule {
 // TestBadData (H8): a data file that does not hold is refused by name, and left as
 // it is.
 func TestBadData(t *testing.T) {
+	t.Parallel()
 	p := newProcess(t)
 	name, good := written(t, p)
 	newer := filepath.Join(t.TempDir(), "newer.db")
@@ -111,6 +112,7 @@ func TestBadData(t *testing.T) {
 // TestBitFlips (H8): with one bit of the data file turned, the host refuses it by
 // name, or has everything that was written.
 func TestBitFlips(t *testing.T) {
+	t.Parallel()
 	p := newProcess(t)
 	name, good := written(t, p)
 	used := len(bytes.TrimRight(good, "\x00")) // it ends in a hole

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"flag"
 	"fmt"
 	"net"
 	"os"
@@ -38,7 +39,13 @@ var binary = sync.OnceValues(func() (string, error) {
 	return name, nil
 })
 
+// TestMain lets more tests run at once than there are processors: most of their
+// time they wait for leases, dwells and graces to pass.
 func TestMain(m *testing.M) {
+	flag.Parse()
+	if f := flag.Lookup("test.parallel"); f.Value.String() == f.DefValue {
+		_ = f.Value.Set("4")
+	}
 	code := m.Run()
 	if name, err := binary(); err == nil {
 		_ = os.RemoveAll(filepath.Dir(name))

@@ -10,6 +10,7 @@ import (
 // start included, while flags are set, rollouts run, endpoints beat, clients
 // watch, decide and report.
 func TestKillUnderLoad(t *testing.T) {
+	t.Parallel()
 	p := newProcess(t)
 	p.start()
 	tr := begin(p, load{endpoints: 10, flags: 4, watchers: 6})

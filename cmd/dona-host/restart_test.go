@@ -26,15 +26,21 @@ import (
 
 var fastRetry = grpc.ConnectParams{Backoff: backoff.Config{BaseDelay: 50 * time.Millisecond, Multiplier: 1.5, MaxDelay: time.Second}, MinConnectTimeout: time.Second}
 
+// crew are the endpoints of a fleet.
+type crew struct {
+	sync.WaitGroup
+	up atomic.Int64 // registered at this moment
+}
+
 // fleet are endpoints that register, beat, and register again when their stream
 // breaks, until ctx ends.
-func fleet(ctx context.Context, client donav1.ControlPlaneClient, variant string, n int) *sync.WaitGroup {
-	var wg sync.WaitGroup
+func fleet(ctx context.Context, client donav1.ControlPlaneClient, variant string, n int) *crew {
+	c := &crew{}
 	for i := range n {
 		first := &donav1.EndpointHeartbeat{Service: "web", EndpointId: fmt.Sprintf("%s-%03d", variant, i), Address: fmt.Sprintf("10.0.0.%d:80", i%250+1), Variant: variant, Region: "eu"}
-		wg.Go(func() {
+		c.Go(func() {
 			for ctx.Err() == nil {
-				hold(ctx, client, first)
+				hold(ctx, client, first, &c.up)
 				select {
 				case <-ctx.Done():
 				case <-time.After(time.Duration(50+i) * time.Millisecond):
@@ -42,10 +48,10 @@ func fleet(ctx context.Context, client donav1.ControlPlaneClient, variant string
 			}
 		})
 	}
-	return &wg
+	return c
 }
 
-func hold(ctx context.Context, client donav1.ControlPlaneClient, first *donav1.EndpointHeartbeat) {
+func hold(ctx context.Context, client donav1.ControlPlaneClient, first *donav1.EndpointHeartbeat, up *atomic.Int64) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	s, err := client.RegisterEndpoint(ctx, grpc.WaitForReady(true))
@@ -55,11 +61,18 @@ func hold(ctx context.Context, client donav1.ControlPlaneClient, first *donav1.E
 	if _, err := s.Header(); err != nil {
 		return
 	}
+	up.Add(1)
+	defer up.Add(-1)
+	gone := make(chan struct{}) // the host never sends before the end
+	go func() { _ = s.RecvMsg(&donav1.RegisterAck{}); close(gone) }()
+	defer func() { cancel(); <-gone }()
 	tick := time.NewTicker(400 * time.Millisecond)
 	defer tick.Stop()
 	for n := uint64(1); ; n++ {
 		select {
 		case <-ctx.Done():
+			return
+		case <-gone:
 			return
 		case <-tick.C:
 			if s.Send(&donav1.EndpointHeartbeat{Sequence: n}) != nil {
@@ -127,9 +140,10 @@ func (w *watcher) problem(format string, args ...any) {
 
 // TestRestart (D1): 200 endpoints and 50 clients live through kill -9 and a
 // restart: nobody sees fewer than nine of ten endpoints, or an older version, and
-// no decision fails.
+// no decision fails. At last some of the endpoints die with the host; they go when
+// the others are back.
 func TestRestart(t *testing.T) {
-	const endpoints, clients = 200, 50
+	const endpoints, mortal, clients = 200, 15, 50
 	p := newProcess(t)
 	p.start()
 	ctx, cancel := context.WithCancel(context.Background())
@@ -140,26 +154,30 @@ func TestRestart(t *testing.T) {
 	for range 4 { // a host takes 250 streams a connection
 		conns = append(conns, p.dial())
 	}
-	fleets := fleet(ctx, donav1.NewControlPlaneClient(conns[0]), "v1", endpoints)
-	all.Go(fleets.Wait)
+	stay := fleet(ctx, donav1.NewControlPlaneClient(conns[0]), "v1", endpoints-mortal)
+	short, die := context.WithCancel(ctx)
+	defer die()
+	leave := fleet(short, donav1.NewControlPlaneClient(conns[0]), "v2", mortal)
+	all.Go(stay.Wait)
+	all.Go(leave.Wait)
 	watchers := make([]*watcher, clients)
 	for i := range watchers {
 		w := &watcher{least: endpoints * 9 / 10, problems: problems}
 		watchers[i] = w
 		all.Go(func() { w.run(ctx, donav1.NewControlPlaneClient(conns[1+i%3]), fmt.Sprintf("c%02d", i)) })
 	}
-	settled := func(what string) {
+	settled := func(what string, n int64) {
 		t.Helper()
 		until(t, what, func() bool {
 			for _, w := range watchers {
-				if w.seen.Load() != endpoints {
+				if w.seen.Load() != n {
 					return false
 				}
 			}
 			return true
 		})
 	}
-	settled("every client to see every endpoint")
+	settled("every client to see every endpoint", endpoints)
 
 	client, err := dona.Dial(ctx, p.grpc, dona.WithoutCache())
 	if err != nil {
@@ -187,12 +205,17 @@ func TestRestart(t *testing.T) {
 		}
 	})
 	version := watchers[0].version.Load()
-	for round := range 2 {
+	restarts := min(rounds, 3)
+	for round := range restarts {
 		p.kill()
-		before := decisions.Load()
+		before, want := decisions.Load(), int64(endpoints)
+		if round == restarts-1 {
+			die()
+			want -= mortal
+		}
 		until(t, "decisions while the host is away", func() bool { return decisions.Load() > before+100 })
 		p.start()
-		settled(fmt.Sprintf("every client to see every endpoint again, round %d", round))
+		until(t, "the endpoints to register again", func() bool { return stay.up.Load()+leave.up.Load() == want })
 		admin := donav1.NewControlPlaneClient(conns[0])
 		flag := &donav1.SetFlagRequest{Rule: &donav1.FlagRule{Service: "web", Flag: fmt.Sprint("after-", round)}}
 		if _, err := admin.SetFlag(ctx, flag, grpc.WaitForReady(true)); err != nil {
@@ -207,6 +230,7 @@ func TestRestart(t *testing.T) {
 			return true
 		})
 		version = watchers[0].version.Load()
+		settled(fmt.Sprintf("every client to see every endpoint again, round %d", round), want)
 	}
 	if n := failed.Load(); n > 0 {
 		t.Errorf("%d of %d decisions failed", n, decisions.Load())
@@ -245,6 +269,7 @@ func inspect(t *testing.T, dir string, look func(tx store.ReadTx, log *audit.Log
 
 // TestSecondHost (H9).
 func TestSecondHost(t *testing.T) {
+	t.Parallel()
 	p := newProcess(t)
 	p.start()
 	began := time.Now()
@@ -268,6 +293,7 @@ func TestSecondHost(t *testing.T) {
 
 // TestPluginsDieWithTheHost (L8), and a plugin that is killed comes back (L4).
 func TestPluginsDieWithTheHost(t *testing.T) {
+	t.Parallel()
 	p := newProcess(t)
 	tmp := p.ownTemp()
 	p.start()
@@ -320,6 +346,7 @@ func TestPluginsDieWithTheHost(t *testing.T) {
 // TestMassBreak: when 30 of 100 streams break at once, nobody is removed for the
 // time of a lease, and the host says so.
 func TestMassBreak(t *testing.T) {
+	t.Parallel()
 	p := newProcess(t)
 	p.start()
 	ctx, cancel := context.WithCancel(context.Background())

@@ -14,6 +14,7 @@ import (
 // back from the first time, with some of them written down. Clients that have seen
 // all of them still lose none.
 func TestRestartTwice(t *testing.T) {
+	t.Parallel()
 	const endpoints = 100
 	p := newProcess(t)
 	p.start()

@@ -12,6 +12,7 @@ import (
 // order, with the code that says how it was asked, leaves no process, socket or
 // directory, and no client notices anything but its absence.
 func TestStopUnderLoad(t *testing.T) {
+	t.Parallel()
 	p := newProcess(t)
 	tmp := p.ownTemp()
 	p.start()
