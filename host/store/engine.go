@@ -6,6 +6,7 @@ import (
 	"runtime"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 )
 
@@ -41,6 +42,8 @@ type Engine struct {
 	leading bool
 	closed  bool
 	idle    sync.Cond // leading has become false
+
+	inside atomic.Int64 // Updates under way
 }
 
 var _ Store = (*Engine)(nil)
@@ -101,6 +104,8 @@ func (e *Engine) Update(ctx context.Context, d Durability, fn func(tx Tx) error)
 	if d != Soft && d != Hard {
 		return errors.New("store: durability must be Soft or Hard")
 	}
+	e.inside.Add(1)
+	defer e.inside.Add(-1)
 	c := &call{ctx: ctx, fn: fn, hard: d == Hard, wake: make(chan struct{}, 1)}
 	e.mu.Lock()
 	if e.closed {
@@ -199,9 +204,10 @@ func (e *Engine) lead() {
 	}()
 
 	e.mu.Lock()
-	// A commit that crosses a network is worth waiting for those who are about
-	// to join it. A Resident's is not: it gathers where it writes to its disk.
-	for n := 0; n < 8; n++ {
+	// A commit is worth waiting for those who are about to join it. A caller who
+	// is alone in the engine waits for nobody: to yield would wake an idle
+	// processor, which costs more than the transaction.
+	for n := 0; n < 8 && e.inside.Load() > int64(len(e.queue)); n++ {
 		before := len(e.queue)
 		e.mu.Unlock()
 		runtime.Gosched()

@@ -46,12 +46,17 @@ func (b *backend) lead(t *ticket) bool {
 	return true
 }
 
+// maxGather is enough for some hundred transactions to run.
+const maxGather = time.Millisecond
+
 // gather lets those run whom the last flush has acknowledged, so that they and
 // those who waited for it become one flush and not two that take turns. It waits
-// at most for a fraction of what a flush takes, because they may not come again.
-// A lone caller is there already, and nothing is waited for.
+// no longer than the flush it may save would take, because they may not come
+// again, and no longer than maxGather, because it keeps a processor busy. A lone
+// caller is there already, and nothing is waited for.
 func (b *backend) gather() {
-	for start := time.Now(); b.waiting() < b.expected && time.Since(start) < b.took/2; {
+	limit := min(b.took, maxGather)
+	for start := time.Now(); b.waiting() < b.expected && time.Since(start) < limit; {
 		runtime.Gosched()
 	}
 }
