@@ -6,7 +6,7 @@ import "slices"
 // backend knows yet. One overlay holds the writes of the running transaction,
 // another those of the finished ones below it.
 type overlay struct {
-	records map[string]overlayRecord
+	records recordSet
 	indexes map[string]map[string]overlayMember
 	logs    map[string][]LogEntry // appended, in order, without gaps
 	size    int                   // bytes written
@@ -23,11 +23,66 @@ type overlayMember struct {
 	deleted bool
 }
 
-func (o *overlay) putRecord(key string, r overlayRecord) {
-	if o.records == nil {
-		o.records = make(map[string]overlayRecord)
+// recordSet is a map that is a list as long as it is small, which most
+// transactions are.
+type recordSet struct {
+	list  []namedRecord // empty when byKey is there
+	byKey map[string]overlayRecord
+}
+
+type namedRecord struct {
+	key string
+	overlayRecord
+}
+
+// maxList is up to where looking through a list is as fast as a map.
+const maxList = 8
+
+func (s *recordSet) get(key string) (r overlayRecord, ok bool) {
+	if s.byKey != nil {
+		r, ok = s.byKey[key]
+		return r, ok
 	}
-	o.records[key] = r
+	for i := range s.list {
+		if s.list[i].key == key {
+			return s.list[i].overlayRecord, true
+		}
+	}
+	return r, false
+}
+
+func (s *recordSet) put(key string, r overlayRecord) {
+	if s.byKey == nil {
+		for i := range s.list {
+			if s.list[i].key == key {
+				s.list[i].overlayRecord = r
+				return
+			}
+		}
+		if len(s.list) < maxList {
+			s.list = append(s.list, namedRecord{key, r})
+			return
+		}
+		s.byKey = make(map[string]overlayRecord, 8*maxList)
+		for _, n := range s.list {
+			s.byKey[n.key] = n.overlayRecord
+		}
+		s.list = nil
+	}
+	s.byKey[key] = r
+}
+
+func (s *recordSet) all(yield func(string, overlayRecord) bool) {
+	for _, n := range s.list {
+		if !yield(n.key, n.overlayRecord) {
+			return
+		}
+	}
+	for key, r := range s.byKey {
+		if !yield(key, r) {
+			return
+		}
+	}
 }
 
 func (o *overlay) putMember(index, member string, m overlayMember) {
@@ -55,8 +110,8 @@ func (o *overlay) take(t *overlay) {
 		*o = *t
 		return
 	}
-	for key, r := range t.records {
-		o.putRecord(key, r)
+	for key, r := range t.records.all {
+		o.records.put(key, r)
 	}
 	for index, members := range t.indexes {
 		for member, m := range members {

@@ -77,11 +77,11 @@ func (t *txn) GetMany(keys ...string) ([]Record, error) {
 }
 
 func (t *txn) get(key string) (Record, error) {
-	if r, ok := t.own.records[key]; ok {
+	if r, ok := t.own.records.get(key); ok {
 		t.exact = true
 		return r.Record, nil
 	}
-	if r, ok := t.below.records[key]; ok {
+	if r, ok := t.below.records.get(key); ok {
 		t.exact = true
 		return r.Record, nil
 	}
@@ -151,7 +151,7 @@ func (t *txn) Put(key string, value []byte) error {
 	if err := t.grow(len(key) + len(value)); err != nil {
 		return err
 	}
-	t.own.putRecord(key, overlayRecord{Record: Record{Value: value, Version: t.revision}})
+	t.own.records.put(key, overlayRecord{Record: Record{Value: value, Version: t.revision}})
 	t.writes.Records = append(t.writes.Records, Write{Key: key, Value: value})
 	return nil
 }
@@ -163,7 +163,7 @@ func (t *txn) Delete(key string) error {
 	if err := t.grow(len(key)); err != nil {
 		return err
 	}
-	t.own.putRecord(key, overlayRecord{deleted: true})
+	t.own.records.put(key, overlayRecord{deleted: true})
 	t.writes.Records = append(t.writes.Records, Write{Key: key, Delete: true})
 	return nil
 }

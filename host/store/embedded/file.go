@@ -42,8 +42,7 @@ func (f *file) write(target *state, changed *dirty, reserved uint64, now int64) 
 		return nil, err
 	}
 	w := &writer{
-		records: tx.Bucket(bucketRecords), indexes: tx.Bucket(bucketIndexes), logs: tx.Bucket(bucketLogs),
-		head: f.head, from: f.persisted, to: target,
+		tx: tx, head: f.head, from: f.persisted, to: target,
 		heads: make(map[string]logHead),
 	}
 	w.head.revision, w.head.reserved, w.head.clock = target.revision, reserved, max(now, f.head.clock)
@@ -165,23 +164,34 @@ func (f *file) close() error {
 
 // writer puts the difference of two states into a transaction of bbolt.
 type writer struct {
-	records, indexes, logs *bbolt.Bucket
-	head                   head
-	from, to               *state
-	heads                  map[string]logHead
-	bytes                  int64 // upper bound of what the file may grow by
+	tx       *bbolt.Tx
+	head     head
+	from, to *state
+	heads    map[string]logHead
+	bytes    int64 // upper bound of what the file may grow by
+
+	records, indexes, logs *bbolt.Bucket // as far as there is something to write
 }
 
 func (w *writer) all(changed *dirty) error {
+	if len(changed.records) > 0 {
+		w.records = w.tx.Bucket(bucketRecords)
+	}
 	for key := range changed.records {
 		if err := w.record(key); err != nil {
 			return err
 		}
 	}
+	if len(changed.members) > 0 {
+		w.indexes = w.tx.Bucket(bucketIndexes)
+	}
 	for key := range changed.members {
 		if err := w.member(key); err != nil {
 			return err
 		}
+	}
+	if len(changed.logs) > 0 {
+		w.logs = w.tx.Bucket(bucketLogs)
 	}
 	for log := range changed.logs {
 		if err := w.log(log); err != nil {
@@ -199,7 +209,7 @@ func (w *writer) record(key string) error {
 	}
 	k := []byte(key)
 	if had {
-		w.gone(kindRecord, checksum(kindRecord, k, recordRest(old)))
+		w.gone(kindRecord, recordSum(k, old))
 		if !has {
 			return w.records.Delete(k)
 		}
@@ -207,7 +217,8 @@ func (w *writer) record(key string) error {
 	if !has {
 		return nil
 	}
-	return w.put(w.records, kindRecord, k, recordRest(now))
+	value, sum := sealRecord(k, now)
+	return w.putSealed(w.records, kindRecord, k, value, sum)
 }
 
 func (w *writer) member(key memberKey) error {
@@ -246,6 +257,10 @@ func (w *writer) log(log string) error {
 
 func (w *writer) put(b *bbolt.Bucket, kind byte, key, rest []byte) error {
 	value, sum := seal(kind, key, rest)
+	return w.putSealed(b, kind, key, value, sum)
+}
+
+func (w *writer) putSealed(b *bbolt.Bucket, kind byte, key, value []byte, sum uint32) error {
 	w.head.digest += share(kind, sum)
 	w.head.entries++
 	const page, depth = 4096, 6

@@ -39,9 +39,12 @@ var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 // checksum covers the kind, the key and the rest of an entry, so that no entry
 // can pass for another.
 func checksum(kind byte, key, rest []byte) uint32 {
+	return crc32.Update(keySum(kind, key), castagnoli, rest)
+}
+
+func keySum(kind byte, key []byte) uint32 {
 	sum := crc32.Update(0, castagnoli, []byte{kind, byte(len(key) >> 8), byte(len(key))})
-	sum = crc32.Update(sum, castagnoli, key)
-	return crc32.Update(sum, castagnoli, rest)
+	return crc32.Update(sum, castagnoli, key)
 }
 
 // share is what an entry with this checksum adds to the digest of the file. The
@@ -75,11 +78,21 @@ func unseal(kind byte, key, value []byte) (rest []byte, sum uint32, err error) {
 	return value[4:], sum, nil
 }
 
-func recordRest(r store.Record) []byte {
-	rest := make([]byte, 8+len(r.Value))
-	binary.BigEndian.PutUint64(rest, r.Version)
-	copy(rest[8:], r.Value)
-	return rest
+// sealRecord is seal of a record's version and value, without an intermediate
+// copy of them.
+func sealRecord(key []byte, r store.Record) (value []byte, sum uint32) {
+	value = make([]byte, 4+8+len(r.Value))
+	binary.BigEndian.PutUint64(value[4:], r.Version)
+	copy(value[12:], r.Value)
+	sum = checksum(kindRecord, key, value[4:])
+	binary.BigEndian.PutUint32(value, sum)
+	return value, sum
+}
+
+// recordSum is the checksum that sealRecord gives r.
+func recordSum(key []byte, r store.Record) uint32 {
+	sum := crc32.Update(keySum(kindRecord, key), castagnoli, binary.BigEndian.AppendUint64(nil, r.Version))
+	return crc32.Update(sum, castagnoli, r.Value)
 }
 
 func indexKey(index string, score uint64, member string) []byte {
