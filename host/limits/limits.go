@@ -29,7 +29,7 @@ const (
 	StatsItems     = 4_096
 	ReportAhead    = 5 * time.Second // a report's time may be this far ahead of the host's clock
 	ReportBehind   = 5 * time.Minute // or this old
-	StatsLabels    = 1_000           // distinct (variant, endpoint, code) of a service, the rest is "other"
+	StatsVariants  = 1_000           // variants of a service with a window of their own, the rest is "other"
 	CountPerItem   = 1 << 31         // calls folded into one item
 	UnitLen        = 1 << 10         // bytes of a flag unit
 	RequestIDLen   = 128

@@ -3,7 +3,6 @@ package rollout
 import (
 	"context"
 	"errors"
-	"math"
 	"sync"
 	"time"
 
@@ -141,7 +140,7 @@ const (
 func (c *Controller) round(ctx context.Context, only scope) {
 	var live []store.Entry
 	err := c.o.Store.View(ctx, func(tx store.ReadTx) (err error) {
-		live, err = tx.Scan(liveIndex, 0, math.MaxInt64>>11, 0)
+		live, err = tx.Scan(liveIndex, 0, store.MaxScore, 0)
 		return err
 	})
 	if err != nil {

@@ -2,7 +2,6 @@ package rollout
 
 import (
 	"cmp"
-	"math"
 	"slices"
 	"time"
 
@@ -18,7 +17,7 @@ const (
 	windowSeconds = 60
 	// maxVariants is how many variants of a service have a window of their own;
 	// the calls of any more are counted under otherVariant.
-	maxVariants  = limits.StatsLabels
+	maxVariants  = limits.StatsVariants
 	otherVariant = "other"
 )
 
@@ -187,7 +186,7 @@ func admissions(tx store.Tx, service string, oldest int64) (*admission, error) {
 			return nil, err
 		}
 	}
-	held, err := tx.Scan(index, 0, math.MaxInt64>>11, 0)
+	held, err := tx.Scan(index, 0, store.MaxScore, 0)
 	if err != nil {
 		return nil, err
 	}
@@ -218,7 +217,7 @@ func bucketAt(w *statev1.Window, second int64) *statev1.Histogram {
 // call in the window is left out.
 func (c *Controller) Stats(tx store.ReadTx, service string, wall time.Time) ([]*donav1.VariantStats, error) {
 	oldest := wall.Unix() - windowSeconds
-	members, err := tx.Scan(windowIndex(service), uint64(max(oldest, 0))+1, math.MaxInt64>>11, 0)
+	members, err := tx.Scan(windowIndex(service), uint64(max(oldest, 0))+1, store.MaxScore, 0)
 	if err != nil || len(members) == 0 {
 		return nil, err
 	}

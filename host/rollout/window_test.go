@@ -102,7 +102,7 @@ func TestVariantFlood(t *testing.T) {
 	w := newWorld(t, newMemStore(func() time.Time { return now }), func() time.Time { return now })
 	flood := func(at time.Time, prefix string) {
 		var calls []*donav1.CallOutcome
-		for i := range limits.StatsLabels + 50 {
+		for i := range limits.StatsVariants + 50 {
 			calls = append(calls, &donav1.CallOutcome{Service: svc, Variant: fmt.Sprintf("%s%05d", prefix, i), UnixMs: at.UnixMilli()})
 		}
 		w.reportAt(at, calls...)
@@ -117,7 +117,7 @@ func TestVariantFlood(t *testing.T) {
 				other = s.Requests
 			}
 		}
-		if len(stats) > limits.StatsLabels+1 || sum != limits.StatsLabels+50 || other != 50 {
+		if len(stats) > limits.StatsVariants+1 || sum != limits.StatsVariants+50 || other != 50 {
 			t.Errorf("%d variants, %d calls, %d of them other", len(stats), sum, other)
 		}
 	}

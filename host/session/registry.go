@@ -285,7 +285,7 @@ func (r *Registry) Alarms(ctx context.Context) ([]Alarm, error) {
 	err := r.store.View(ctx, func(tx store.ReadTx) error {
 		alarms = nil
 		now := tx.Now().UnixMilli()
-		entries, err := tx.Scan(freezeIndex, uint64(max(now, 0)), 1<<53-1, 0)
+		entries, err := tx.Scan(freezeIndex, uint64(max(now, 0)), store.MaxScore, 0)
 		if err != nil {
 			return err
 		}

@@ -29,7 +29,7 @@ func (r *Registry) Start(ctx context.Context) error {
 		now = tx.Now().UnixMilli()
 		seen := make(map[string]bool)
 		for from := uint64(0); ; {
-			entries, err := tx.Scan(leaseIndex, from, 1<<53-1, store.MaxScan)
+			entries, err := tx.Scan(leaseIndex, from, store.MaxScore, store.MaxScan)
 			if err != nil {
 				return err
 			}

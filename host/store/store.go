@@ -57,10 +57,11 @@ var (
 
 // Limits of one transaction and its parts.
 const (
-	MaxKeyLen         = 512     // bytes of a key, index, member or log name; at least 1
-	MaxValueLen       = 4 << 20 // bytes of a record or a log payload
-	MaxTransactionLen = 8 << 20 // bytes of all that one transaction writes
-	MaxScan           = 100_000 // entries one Scan or ReadLog returns
+	MaxKeyLen         = 512       // bytes of a key, index, member or log name; at least 1
+	MaxValueLen       = 4 << 20   // bytes of a record or a log payload
+	MaxTransactionLen = 8 << 20   // bytes of all that one transaction writes
+	MaxScan           = 100_000   // entries one Scan or ReadLog returns
+	MaxScore          = 1<<53 - 1 // of an index member: what a double holds exactly
 )
 
 // A Store holds records, indexes and logs. All methods may be called
@@ -169,8 +170,8 @@ type Tx interface {
 	Put(key string, value []byte) error
 	// Delete removes a record; removing one that is not there is no error.
 	Delete(key string) error
-	// IndexPut adds member to index, or moves it to score. Scores stay below
-	// 2^53.
+	// IndexPut adds member to index, or moves it to score. Scores are at
+	// most MaxScore.
 	IndexPut(index, member string, score uint64) error
 	// IndexDelete removes a member; removing one that is not there is no error.
 	IndexDelete(index, member string) error

@@ -168,12 +168,9 @@ func (t *txn) Delete(key string) error {
 	return nil
 }
 
-// maxScore is what a Redis score holds exactly.
-const maxScore = 1<<53 - 1
-
 func (t *txn) IndexPut(index, member string, score uint64) error {
-	if score > maxScore {
-		return t.fail(fmt.Errorf("%w: score %d of member %.64q of index %.64q, at most %d is allowed", ErrTooLarge, score, member, index, uint64(maxScore)))
+	if score > MaxScore {
+		return t.fail(fmt.Errorf("%w: score %d of member %.64q of index %.64q, at most %d is allowed", ErrTooLarge, score, member, index, uint64(MaxScore)))
 	}
 	return t.indexWrite(IndexWrite{Index: index, Member: member, Score: score})
 }
