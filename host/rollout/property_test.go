@@ -28,11 +28,11 @@ func TestStepProperties(t *testing.T) {
 		now := time.UnixMilli(1_700_000_000_000)
 		s := rollout.State{ID: "r1", Plan: plan, Phase: rollout.Pending, LastTick: now}
 		served := map[int]time.Duration{} // an upper bound on each step's dwell
+		counted := now                    // up to when time was served, or passed over
 		ended := false
 
 		for range rapid.IntRange(1, 60).Draw(t, "ticks") {
 			by := time.Duration(rapid.SampledFrom([]int64{0, 10, 500, 1000, 1500, 3_600_000, -5000}).Draw(t, "ms")) * time.Millisecond
-			before := now
 			now = now.Add(by)
 			e := rollout.Evidence{
 				Heartbeat: beat,
@@ -72,18 +72,21 @@ func TestStepProperties(t *testing.T) {
 			if n.Percent() > s.Percent() && d.Event != rollout.Stepped && d.Event != rollout.Promote {
 				t.Fatalf("%s raised the canary from %d to %d", d.Event, s.Percent(), n.Percent())
 			}
+			if s.Phase == rollout.Progressing && e.Op == rollout.NoOp {
+				served[s.Step] += min(2*time.Second, max(0, now.Sub(counted)))
+			}
+			if d.Refused == "" { // a verb that is refused does not interrupt what is being served
+				counted = now
+			}
 			forward := e.Op == rollout.NoOp && (d.Event == rollout.Promote || d.Event == rollout.Stepped && s.Phase != rollout.Pending)
 			if forward {
 				checkForward(t, s, e, d, now)
-				if served[s.Step]+min(2*time.Second, max(0, now.Sub(s.LastTick))) < plan.Dwell {
+				if s.Phase == rollout.Progressing && served[s.Step] < plan.Dwell {
 					t.Fatalf("step %d left after at most %s of %s", s.Step, served[s.Step], plan.Dwell)
 				}
 			}
 			if e.Op == rollout.NoOp && s.Phase == rollout.Paused && d.Event != rollout.None && d.Event != rollout.Rollback {
 				t.Fatalf("paused, and a tick did %s", d.Event)
-			}
-			if s.Phase == rollout.Progressing && e.Op == rollout.NoOp {
-				served[s.Step] += min(2*time.Second, max(0, now.Sub(before)))
 			}
 			// A second ticker at the same instant adds nothing and takes no step twice.
 			if twice := rollout.Step(n, tick(e), now); e.Op == rollout.NoOp && n.Phase == rollout.Progressing && twice.Next.Dwell > n.Dwell {
