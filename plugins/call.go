@@ -49,7 +49,7 @@ func (h *Host) Call(ctx context.Context, id ID, in Instance, method string, do f
 		return Identity{}, err
 	}
 	defer g.leave()
-	who := Identity{Name: id.Name, Version: g.description.version, Digest: g.source.digest, Generation: g.number}
+	who := Identity{Name: id.Name, Version: g.description.version, Digest: g.file.Digest, Generation: g.number}
 	cctx, cancel := context.WithTimeout(ctx, s.deadline())
 	defer cancel()
 	err = h.callIn(ctx, cctx, g, in, method, do, s.deadline())

@@ -29,7 +29,7 @@ const killWait = time.Second
 type launch struct {
 	id      ID
 	number  uint64
-	source  source
+	file    File
 	config  PluginConfig
 	limits  Limits
 	version string     // of the host
@@ -39,14 +39,6 @@ type launch struct {
 	started func(pgid int, dir string)
 	ended   func(pgid int)
 	dropped func(lines int)
-}
-
-// source is the file that runs.
-type source struct {
-	path   string
-	args   []string
-	digest string // sha256:<hex>
-	kind   string // builtin
 }
 
 // A generation is one process of a plugin, from its start to its end. Callers
@@ -208,7 +200,7 @@ func (g *generation) clientConfig(tmp string, catch *connCatcher) *goplugin.Clie
 		},
 		RunnerFunc: func(_ hclog.Logger, cmd *exec.Cmd, socketDir string) (goplugin_runner.Runner, error) {
 			p := runner.New(runner.Config{
-				Name: g.id.String(), Path: g.source.path, Args: g.source.args,
+				Name: g.id.String(), Path: g.file.Path, Args: g.file.Args,
 				Env:       environment(tmp, g.logger.GetLevel(), g.config.Env),
 				Dir:       tmp,
 				SocketDir: socketDir,

@@ -86,8 +86,16 @@ func New(o Options) (*Host, error) {
 	h.ctx, h.cancel = context.WithCancel(context.Background())
 	for _, p := range o.Builtins {
 		id := ID{kindOf(p.Kind()), p.Name()}
-		src := source{path: o.Exe, args: []string{builtinArg, id.String()}, digest: digest, kind: "builtin"}
-		h.plugins[id] = newSupervisor(h, id, src, o.Plugins[id])
+		file := File{Path: o.Exe, Args: []string{builtinArg, id.String()}, Digest: digest, Source: SourceBuiltin}
+		h.plugins[id] = newSupervisor(h, id, file, func() (File, error) { return file, nil }, o.Plugins[id])
+	}
+	for _, id := range o.Catalog.List() {
+		if _, known := h.plugins[id]; known {
+			o.Logger.Error("a file for a built-in plugin is left alone", "plugin", id.String())
+			continue
+		}
+		find := func() (File, error) { return o.Catalog.Find(id) }
+		h.plugins[id] = newSupervisor(h, id, File{Source: SourceFile}, find, o.Plugins[id])
 	}
 	h.order = sortedIDs(h.plugins)
 	return h, nil

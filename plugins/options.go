@@ -34,6 +34,7 @@ type Options struct {
 	Exe string
 
 	Builtins []*plugin.Plugin
+	Catalog  Catalog             // finds plugins that are not built in; default: there are none
 	Plugins  map[ID]PluginConfig // settings per plugin; one for an unknown plugin is refused
 
 	Backoff Backoff
@@ -113,6 +114,9 @@ func (o *Options) fill() {
 	or(&o.Limits.BudgetWindow, time.Minute)
 	or(&o.Limits.MissedInRow, 3)
 	or(&o.RunDir, defaultRunDir(os.TempDir()))
+	if o.Catalog == nil {
+		o.Catalog = noCatalog{}
+	}
 	if o.Logger == nil {
 		o.Logger = hclog.NewNullLogger()
 	}
@@ -145,6 +149,9 @@ func (o *Options) check() error {
 		if known[id] {
 			return fmt.Errorf("built-in plugin %s is listed twice", id)
 		}
+		known[id] = true
+	}
+	for _, id := range o.Catalog.List() {
 		known[id] = true
 	}
 	for _, id := range sortedIDs(o.Plugins) {

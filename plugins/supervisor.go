@@ -41,7 +41,7 @@ const (
 type supervisor struct {
 	host   *Host
 	id     ID
-	source source
+	find   func() (File, error) // what to run now
 	config PluginConfig
 	logger hclog.Logger
 
@@ -55,6 +55,7 @@ type supervisor struct {
 	reason    string
 	current   *generation // nil unless it takes calls
 	version   string
+	file      File           // what was last started
 	schema    *schema.Schema // this and abilities: of the last generation that started
 	abilities []string
 	carry     []Instance
@@ -64,9 +65,9 @@ type supervisor struct {
 	ends      []time.Time // exits within the window
 }
 
-func newSupervisor(h *Host, id ID, src source, config PluginConfig) *supervisor {
+func newSupervisor(h *Host, id ID, file File, find func() (File, error), config PluginConfig) *supervisor {
 	s := &supervisor{
-		host: h, id: id, source: src, config: config,
+		host: h, id: id, file: file, find: find, config: config,
 		logger: h.options.Logger.Named("plugin").With("kind", string(id.Kind), "plugin", id.Name),
 		wake:   make(chan struct{}, 1), reloads: make(chan chan error),
 		state: StateStopped, reason: "not used yet",
@@ -188,11 +189,16 @@ func (s *supervisor) awaitWanted(ctx context.Context) bool {
 
 // launch starts the next generation; it is not published yet.
 func (s *supervisor) launch(ctx context.Context) (*generation, error) {
+	file, err := s.find()
+	if err != nil {
+		return nil, permanent("%w", err)
+	}
 	s.mu.Lock()
+	s.file = file
 	s.number++
 	s.starts++
 	l := launch{
-		id: s.id, number: s.number, source: s.source, config: s.config,
+		id: s.id, number: s.number, file: file, config: s.config,
 		limits: s.host.options.Limits, version: s.host.options.HostVersion,
 		dir: s.host.nextDir(), carry: s.carry, logger: s.logger,
 		started: s.host.watch, ended: s.host.unwatch,
@@ -411,9 +417,9 @@ func (s *supervisor) away() error {
 func (s *supervisor) event(kind EventKind, g *generation, reason string) Event {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	ev := Event{Kind: kind, Plugin: s.id, Version: s.version, Digest: s.source.digest, Generation: s.number, Reason: reason}
+	ev := Event{Kind: kind, Plugin: s.id, Version: s.version, Digest: s.file.Digest, Generation: s.number, Reason: reason}
 	if g != nil {
-		ev.Version, ev.Generation = g.description.version, g.number
+		ev.Version, ev.Digest, ev.Generation = g.description.version, g.file.Digest, g.number
 	}
 	return ev
 }
@@ -422,11 +428,12 @@ func (s *supervisor) status() *donav1.PluginStatus {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	p := &donav1.PluginStatus{
-		Kind: string(s.id.Kind), Name: s.id.Name, Version: s.version, Source: s.source.kind,
-		State: string(s.state), Reason: s.reason, Digest: s.source.digest,
+		Kind: string(s.id.Kind), Name: s.id.Name, Version: s.version, Source: string(s.file.Source),
+		State: string(s.state), Reason: s.reason, Digest: s.file.Digest,
 		Generation: s.number, Starts: s.starts, Exits: s.exits, Required: s.config.Required,
 	}
 	if g := s.current; g != nil {
+		p.Source, p.Digest = string(g.file.Source), g.file.Digest
 		p.Generation, p.Pid, p.Instances = g.number, int32(g.pid()), uint32(g.instances.len())
 	}
 	return p

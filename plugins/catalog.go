@@ -1,0 +1,34 @@
+package plugins
+
+// A Catalog finds plugins that are not built in. The host asks it from several
+// goroutines.
+type Catalog interface {
+	// List names the plugins there are.
+	List() []ID
+	// Find says what to run for a plugin. It is asked before every start, so
+	// that a reload runs what is there now. An error keeps the plugin from
+	// starting until it is reset or reloaded; its text is shown to operators.
+	Find(id ID) (File, error)
+}
+
+// A File is a program that is a plugin.
+type File struct {
+	Path   string // absolute
+	Args   []string
+	Digest string // sha256:<hex> of what is at Path
+	Source Source
+}
+
+// Source is where a plugin's program comes from.
+type Source string
+
+// The sources.
+const (
+	SourceBuiltin Source = "builtin" // the host's own program
+	SourceFile    Source = "file"    // found by a Catalog
+)
+
+type noCatalog struct{}
+
+func (noCatalog) List() []ID            { return nil }
+func (noCatalog) Find(ID) (File, error) { return File{}, ErrUnknown }
