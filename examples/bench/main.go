@@ -68,7 +68,7 @@ var jobs = []job{
 	{"decision", "a whole decision: residency, 10 flags, weights, pick, done", decisionJob},
 	{"snapshot", "a full snapshot of about 78 KB to 1,000 watchers in another process", snapshotJob},
 	{"store", "compare-and-set of a record of 256 bytes, durable", storeJob},
-	{"plugin", "a unary call of 128 bytes to a plugin process over a unix socket", pluginJob},
+	{"plugin", "a unary call of 128 bytes to a plugin process over a unix socket; starts, memory, instances", pluginJob},
 }
 
 func main() {
