@@ -119,7 +119,7 @@ func pluginJob() ([]row, error) {
 			}
 		}
 	}
-	m, err := turns(2*repeats, p50(ours), p50(bare), p50(plain))
+	m, err := turns(5*repeats, p50(ours), p50(bare), p50(plain))
 	if err != nil {
 		return nil, err
 	}

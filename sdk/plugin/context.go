@@ -10,7 +10,7 @@ type callKey struct{}
 
 // call is what a handler can ask its context for.
 type call struct {
-	logger    hclog.Logger
+	logger    hclog.Logger // the plugin's
 	instance  string
 	rolloutID string
 	config    any
@@ -24,10 +24,19 @@ func fromContext(ctx context.Context) *call {
 // Logger returns a logger whose lines reach the host's log with the plugin's
 // name, and with the instance and rollout of the call. It never is nil.
 func Logger(ctx context.Context) hclog.Logger {
-	if c := fromContext(ctx); c != nil && c.logger != nil {
-		return c.logger
+	c := fromContext(ctx)
+	if c == nil || c.logger == nil {
+		return hclog.NewNullLogger()
 	}
-	return hclog.NewNullLogger()
+	// Made here and not for every call: most calls log nothing.
+	l := c.logger
+	if c.instance != "" {
+		l = l.With("instance", c.instance)
+	}
+	if c.rolloutID != "" {
+		l = l.With("rollout", c.rolloutID)
+	}
+	return l
 }
 
 // Instance returns the instance that is called: one configured use of the

@@ -101,7 +101,7 @@ func (g *guard) stream(srv any, ss grpc.ServerStream, info *grpc.StreamServerInf
 
 // context gives a call what Logger, Instance, RolloutID and Config return.
 func (g *guard) context(ctx context.Context, req any) (context.Context, error) {
-	c := &call{}
+	c := &call{logger: g.logger}
 	if r, ok := req.(interface{ GetInstanceId() string }); ok {
 		c.instance = r.GetInstanceId()
 	}
@@ -113,13 +113,6 @@ func (g *guard) context(ctx context.Context, req any) (context.Context, error) {
 		if c.config, known = g.config.lookup(c.instance); !known {
 			return nil, status.Errorf(codes.FailedPrecondition, "instance %q is not configured", c.instance)
 		}
-	}
-	c.logger = g.logger
-	if c.instance != "" {
-		c.logger = c.logger.With("instance", c.instance)
-	}
-	if c.rolloutID != "" {
-		c.logger = c.logger.With("rollout", c.rolloutID)
 	}
 	return context.WithValue(ctx, callKey{}, c), nil
 }
