@@ -14,11 +14,13 @@ import (
 const builtinArg = "__dona-plugin"
 
 // Dispatch turns this process into a built-in plugin or the watchdog when the
-// host started it as one, and then never returns. Otherwise it does nothing.
+// host started it as one, and then never returns. Otherwise it only keeps
+// descriptors that the process inherited from its plugins.
 // It has to be the first statement of main of a program that makes a Host:
 // nothing may be opened, listened on or printed before it.
 func Dispatch(builtins []*plugin.Plugin) {
 	if len(os.Args) < 2 || (os.Args[1] != builtinArg && os.Args[1] != watchdog.Arg) {
+		keepInherited()
 		return
 	}
 	if os.Getenv(wire.CookieKey) != wire.CookieValue {

@@ -54,13 +54,14 @@ func hostProcess(runDir string) {
 }
 
 // runHost starts a host process and returns it with the processes it started.
-func runHost(t *testing.T, runDir string) (host *exec.Cmd, pids []int) {
+func runHost(t *testing.T, runDir string, inherit ...*os.File) (host *exec.Cmd, pids []int) {
 	t.Helper()
 	exe, err := os.Executable()
 	if err != nil {
 		t.Fatal(err)
 	}
 	host = exec.Command(exe, "__host", runDir)
+	host.ExtraFiles = inherit
 	host.Stderr = testWriter{t}
 	out, err := host.StdoutPipe()
 	if err != nil {
