@@ -4,7 +4,8 @@
 //
 // The way of a call, from the outside in:
 //
-//	strategy.Facade, analysis.Facade   check the request's plugin and every answer
+//	strategy.Facade, analysis.Facade,
+//	probe.Facade                       check the request's plugin and every answer
 //	Host.Call                          is it ready? deadline, concurrency, metrics
 //	supervisor                         one per plugin: start, restart, quarantine
 //	generation                         one process that was proven to work

@@ -14,12 +14,17 @@ type Kind string
 const (
 	KindStrategy Kind = "strategy"
 	KindAnalysis Kind = "analysis"
+	KindProbe    Kind = "probe"
 )
 
 var wireKinds = map[Kind]pluginv1.Kind{
 	KindStrategy: pluginv1.Kind_KIND_STRATEGY,
 	KindAnalysis: pluginv1.Kind_KIND_ANALYSIS,
+	KindProbe:    pluginv1.Kind_KIND_PROBE,
 }
+
+// kindWords are the kinds as an error lists them.
+const kindWords = "strategy, analysis and probe"
 
 func kindOf(k pluginv1.Kind) Kind {
 	for word, wire := range wireKinds {

@@ -78,15 +78,20 @@ type Limits struct {
 	MissedInRow   int           // default 3 missed deadlines, then the process is replaced
 }
 
-// Deadlines of the kinds.
+// Deadlines of the kinds. That of a probe is the most one may have: each call
+// brings its own, the timeout of its check and a second for the answer.
 const (
 	CompileDeadline  = 250 * time.Millisecond
 	EvaluateDeadline = 5 * time.Second
+	CheckDeadline    = 61 * time.Second
 )
 
 func kindDeadline(k Kind) time.Duration {
-	if k == KindStrategy {
+	switch k {
+	case KindStrategy:
 		return CompileDeadline
+	case KindProbe:
+		return CheckDeadline
 	}
 	return EvaluateDeadline
 }
@@ -144,7 +149,7 @@ func (o *Options) check() error {
 	for _, p := range o.Builtins {
 		id := ID{kindOf(p.Kind()), p.Name()}
 		if _, ok := wireKinds[id.Kind]; !ok {
-			return fmt.Errorf("built-in plugin %s: allowed kinds are strategy and analysis", id)
+			return fmt.Errorf("built-in plugin %s: allowed kinds are %s", id, kindWords)
 		}
 		if known[id] {
 			return fmt.Errorf("built-in plugin %s is listed twice", id)

@@ -99,7 +99,8 @@ func TestBadFiles(t *testing.T) {
 		{"plugin deadline", "dev: true\nplugins:\n  strategy:\n    a: {deadline: 2h}\n", ":4:19", "plugins.strategy.a.deadline", "1ms to 1m"},
 		{"plugin concurrency", "dev: true\nplugins:\n  strategy:\n    a: {maxConcurrency: 0}\n", ":4:25", "plugins.strategy.a.maxConcurrency", "1 to 1024"},
 		{"plugin env", "dev: true\nplugins:\n  strategy:\n    a: {env: {\"A=B\": c}}\n", ":4:15", "plugins.strategy.a.env.A=B", "names without ="},
-		{"plugin kind", "dev: true\nplugins:\n  nope: {}\n", ":3:3", "plugins.nope", "allowed here are"},
+		{"probe key", "dev: true\nplugins:\n  probe:\n    a: {nope: 1}\n", ":4:9", "plugins.probe.a.nope", "allowed here are"},
+		{"plugin kind", "dev: true\nplugins:\n  nope: {}\n", ":3:3", "plugins.nope", "allowed here are analysis, backoff, dir, probe, strategy"},
 	} {
 		c, problems := load(t, tc.file, nil, nil)
 		if c != nil || len(problems) != 1 {

@@ -190,9 +190,8 @@ func (l *loader) mapping(n *yaml.Node, prefix string, settings map[string]Settin
 			l.set(s, l.at(value), value.Value)
 			continue
 		}
-		switch key {
-		case "plugins.strategy", "plugins.analysis":
-			l.plugins(value, strings.TrimPrefix(key, "plugins."))
+		if kind, ok := strings.CutPrefix(key, "plugins."); ok && slices.Contains(pluginKinds, kind) {
+			l.plugins(value, kind)
 			continue
 		}
 		if below := under(settings, key+"."); len(below) > 0 {
@@ -202,6 +201,9 @@ func (l *loader) mapping(n *yaml.Node, prefix string, settings map[string]Settin
 		l.add(l.at(keyNode), short(key), "is not a setting: allowed here are %s", strings.Join(under(settings, prefix), ", "))
 	}
 }
+
+// pluginKinds are the sections that settings of single plugins are in.
+var pluginKinds = []string{"analysis", "probe", "strategy"}
 
 // under lists the words that may follow prefix.
 func under(settings map[string]Setting, prefix string) []string {
@@ -213,7 +215,9 @@ func under(settings map[string]Setting, prefix string) []string {
 		}
 	}
 	if prefix == "plugins." {
-		words["strategy"], words["analysis"] = true, true
+		for _, kind := range pluginKinds {
+			words[kind] = true
+		}
 	}
 	return slices.Sorted(maps.Keys(words))
 }
