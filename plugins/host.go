@@ -300,7 +300,9 @@ func (h *Host) Reset(kind Kind, name string) error {
 }
 
 // Reload starts a new process beside the running one and swaps when it is
-// proven; when it is not, the old one stays and the error says why.
+// proven; when it is not, the old one stays and the error says why. A plugin
+// that is away is started as after Reset. The error is nil once the new process
+// takes calls. When ctx ends earlier Reload returns, and the start goes on.
 func (h *Host) Reload(ctx context.Context, kind Kind, name string) error {
 	s, err := h.find(ID{kind, name})
 	if err != nil {

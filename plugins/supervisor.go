@@ -21,8 +21,8 @@ const (
 	StateReady       State = "ready"
 	StateStarting    State = "starting"
 	StateBackoff     State = "backoff"     // comes back by itself
-	StateQuarantined State = "quarantined" // ended too often: comes back after a reset
-	StateRejected    State = "rejected"    // cannot be started: comes back after a reset
+	StateQuarantined State = "quarantined" // ended too often: comes back after a reset or reload
+	StateRejected    State = "rejected"    // cannot be started: comes back after a reset or reload
 	StateDraining    State = "draining"
 	StateStopped     State = "stopped" // not used yet, or the host stops
 )
@@ -47,6 +47,7 @@ type supervisor struct {
 
 	wake    chan struct{} // somebody wants it, or reset it
 	reloads chan chan error
+	asked   chan error // the reload that the next start answers; the loop's own
 
 	mu        sync.Mutex
 	wanted    bool
@@ -81,7 +82,7 @@ func (s *supervisor) want() {
 	s.mu.Lock()
 	first := !s.wanted
 	s.wanted = true
-	if first && s.state == StateStopped && !s.host.stopping() {
+	if first && (s.state == StateStopped || s.state == StateRejected) && !s.host.stopping() {
 		s.setLocked(StateStarting, "")
 	}
 	s.mu.Unlock()
@@ -140,7 +141,10 @@ func (s *supervisor) setLocked(state State, reason string) {
 
 // run is the loop: from wanted to stopped.
 func (s *supervisor) run(ctx context.Context) {
-	defer s.set(StateStopped, "the host stops")
+	defer func() {
+		s.set(StateStopped, "the host stops")
+		s.answer(s.away())
+	}()
 	for s.awaitWanted(ctx) {
 		s.set(StateStarting, "")
 		g, err := s.launch(ctx)
@@ -152,6 +156,10 @@ func (s *supervisor) run(ctx context.Context) {
 		}
 		if err == nil {
 			s.publish(g)
+			if s.asked != nil {
+				s.host.events.emit(s.event(EventReload, g, fmt.Sprintf("generation %d started", g.number)))
+				s.answer(nil)
+			}
 			err = s.serve(ctx, g)
 		}
 		var forever *permanentError
@@ -180,10 +188,36 @@ func (s *supervisor) awaitWanted(ctx context.Context) bool {
 		select {
 		case <-s.wake:
 		case answer := <-s.reloads:
-			answer <- nil // nothing runs: the next start is a new one anyway
+			if s.takeReload(answer) {
+				return true
+			}
+			answer <- nil // nobody uses it: the first start is of what is there then
 		case <-ctx.Done():
 			return false
 		}
+	}
+}
+
+// takeReload makes a reload of a plugin that is away its next start, as if it
+// had been reset, and reports false when the plugin is not used at all.
+func (s *supervisor) takeReload(answer chan error) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.state == StateStopped {
+		return false
+	}
+	s.wanted, s.ends, s.asked = true, nil, answer
+	return true
+}
+
+// answer tells the one who asked for a reload what became of it.
+func (s *supervisor) answer(err error) {
+	if s.asked != nil {
+		if err != nil {
+			err = fmt.Errorf("reload plugin %s: %w", s.id, err)
+		}
+		s.asked <- err
+		s.asked = nil
 	}
 }
 
@@ -317,8 +351,8 @@ func (s *supervisor) crashed(g *generation, why string) error {
 	return errors.New(reason)
 }
 
-// pause counts an exit and waits for the next start, or for a reset when there
-// were too many.
+// pause counts an exit and waits for the next start, or for a reset or reload
+// when there were too many.
 func (s *supervisor) pause(ctx context.Context, cause error) {
 	now := time.Now()
 	limits := s.host.options.Limits
@@ -333,13 +367,17 @@ func (s *supervisor) pause(ctx context.Context, cause error) {
 		s.set(StateQuarantined, fmt.Sprintf("ended %d times within %v; last: %s", n, limits.QuarantineIn, reason))
 		s.logger.Error("plugin is quarantined until it is reset", "exits", n, "reason", reason)
 		s.host.events.emit(s.event(EventQuarantine, nil, reason))
+		s.answer(cause)
 		s.awaitReset(ctx)
 		return
 	}
 	wait := restartDelay(n, s.host.options.Backoff, random)
 	s.logger.Warn("plugin is away", "reason", reason, "next_start_in", wait)
 	s.set(StateBackoff, reason)
-	s.sleep(ctx, wait)
+	s.answer(cause)
+	if !s.sleep(ctx, wait) {
+		return
+	}
 	for {
 		wait := s.host.takeRestart()
 		if wait == 0 || !s.sleep(ctx, wait) {
@@ -348,7 +386,7 @@ func (s *supervisor) pause(ctx context.Context, cause error) {
 	}
 }
 
-// reject waits for a reset: starting again would fail the same way.
+// reject waits for a reset or a reload: starting again would fail the same way.
 func (s *supervisor) reject(ctx context.Context, cause error) {
 	s.mu.Lock()
 	s.exits++
@@ -358,6 +396,7 @@ func (s *supervisor) reject(ctx context.Context, cause error) {
 	s.set(StateRejected, reason)
 	s.logger.Error("plugin is rejected", "reason", reason)
 	s.host.events.emit(s.event(EventReject, nil, reason))
+	s.answer(cause)
 	s.awaitReset(ctx)
 }
 
@@ -372,7 +411,8 @@ func (s *supervisor) sleep(ctx context.Context, d time.Duration) bool {
 		case <-ctx.Done():
 			return false
 		case answer := <-s.reloads:
-			answer <- s.away()
+			s.takeReload(answer)
+			return false
 		case <-s.wake:
 			if s.takeReset() {
 				return false
@@ -387,7 +427,8 @@ func (s *supervisor) awaitReset(ctx context.Context) {
 		case <-ctx.Done():
 			return
 		case answer := <-s.reloads:
-			answer <- s.away()
+			s.takeReload(answer)
+			return
 		case <-s.wake:
 			if s.takeReset() {
 				return
