@@ -17,6 +17,9 @@
 // ever used. While a plugin is away, calls fail at once with [ErrAway] and the
 // caller does without; [Host.Watch] says when to look again.
 //
+// Plugins that are not built in are found by a [Catalog], which is asked before
+// every start and while the host runs: package external is one over a directory.
+//
 // The host program runs [Dispatch] as the first statement of main: built-in
 // plugins and the watchdog are the same program under another first argument.
 package plugins

@@ -15,6 +15,9 @@ const (
 	KindStrategy Kind = "strategy"
 	KindAnalysis Kind = "analysis"
 	KindProbe    Kind = "probe"
+
+	// KindUnknown is that of a file which does not say what it is. It never runs.
+	KindUnknown Kind = "unknown"
 )
 
 var wireKinds = map[Kind]pluginv1.Kind{
@@ -23,8 +26,8 @@ var wireKinds = map[Kind]pluginv1.Kind{
 	KindProbe:    pluginv1.Kind_KIND_PROBE,
 }
 
-// kindWords are the kinds as an error lists them.
-const kindWords = "strategy, analysis and probe"
+// KindWords are the kinds as an error lists them.
+const KindWords = "strategy, analysis and probe"
 
 func kindOf(k pluginv1.Kind) Kind {
 	for word, wire := range wireKinds {
@@ -33,6 +36,14 @@ func kindOf(k pluginv1.Kind) Kind {
 		}
 	}
 	return Kind(strings.ToLower(strings.TrimPrefix(k.String(), "KIND_")))
+}
+
+// KindOf returns the kind that a description names, and whether this host runs
+// it.
+func KindOf(k pluginv1.Kind) (kind Kind, runs bool) {
+	kind = kindOf(k)
+	_, runs = wireKinds[kind]
+	return kind, runs
 }
 
 // An ID names a plugin: two kinds may have a plugin of the same name.

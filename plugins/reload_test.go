@@ -117,7 +117,9 @@ func TestReloadWhileTheHostStops(t *testing.T) {
 	for _, name := range []string{"acts", "raw-silent"} {
 		go func() { answers <- h.Reload(context.Background(), plugins.KindAnalysis, name) }()
 	}
-	eventually(t, h, "the starts", func() bool { return stateOf(t, h, "acts").GetStarts() == 2 && stateOf(t, h, "raw-silent").GetStarts() == 1 })
+	eventually(t, h, "the starts", func() bool {
+		return stateOf(t, h, "acts").GetStarts() == 2 && stateOf(t, h, "raw-silent").GetStarts() == 1
+	})
 	h.Stop(context.Background())
 	for range 2 {
 		if err := <-answers; err != nil {

@@ -30,6 +30,7 @@ const (
 var states = []State{StateReady, StateStarting, StateBackoff, StateQuarantined, StateRejected, StateDraining, StateStopped}
 
 const (
+	notUsed      = "not used yet"
 	processEnded = "the process ended"
 	// deathGrace is how long a process whose connection broke may take to turn
 	// out to be dead, before it is killed for it.
@@ -44,6 +45,9 @@ type supervisor struct {
 	find   func() (File, error) // what to run now
 	config PluginConfig
 	logger hclog.Logger
+	origin Source
+	drop   context.CancelFunc // ends the loop; nil before it began; the host's mu
+	ended  chan struct{}      // closed at the end of the loop
 
 	wake    chan struct{} // somebody wants it, or reset it
 	reloads chan chan error
@@ -54,6 +58,8 @@ type supervisor struct {
 	reset     bool
 	state     State
 	reason    string
+	note      string      // what an operator should know besides
+	gone      bool        // the host has forgotten it
 	current   *generation // nil unless it takes calls
 	version   string
 	file      File           // what was last started
@@ -68,10 +74,10 @@ type supervisor struct {
 
 func newSupervisor(h *Host, id ID, file File, find func() (File, error), config PluginConfig) *supervisor {
 	s := &supervisor{
-		host: h, id: id, file: file, find: find, config: config,
+		host: h, id: id, file: file, find: find, config: config, origin: file.Source,
 		logger: h.options.Logger.Named("plugin").With("kind", string(id.Kind), "plugin", id.Name),
-		wake:   make(chan struct{}, 1), reloads: make(chan chan error),
-		state: StateStopped, reason: "not used yet",
+		wake:   make(chan struct{}, 1), reloads: make(chan chan error), ended: make(chan struct{}),
+		state: StateStopped, reason: notUsed,
 	}
 	h.metrics.setState(id, s.state)
 	return s
@@ -82,7 +88,7 @@ func (s *supervisor) want() {
 	s.mu.Lock()
 	first := !s.wanted
 	s.wanted = true
-	if first && (s.state == StateStopped || s.state == StateRejected) && !s.host.stopping() {
+	if first && (s.state == StateStopped || s.state == StateRejected) && !s.gone && !s.host.stopping() {
 		s.setLocked(StateStarting, "")
 	}
 	s.mu.Unlock()
@@ -135,6 +141,9 @@ func (s *supervisor) setLocked(state State, reason string) {
 		return
 	}
 	s.state, s.reason = state, reason
+	if s.gone {
+		return
+	}
 	s.host.metrics.setState(s.id, state)
 	s.host.notices.notify()
 }
@@ -144,6 +153,7 @@ func (s *supervisor) run(ctx context.Context) {
 	defer func() {
 		s.set(StateStopped, "the host stops")
 		s.answer(s.away())
+		close(s.ended)
 	}()
 	for s.awaitWanted(ctx) {
 		s.set(StateStarting, "")
@@ -256,7 +266,11 @@ func (s *supervisor) publish(g *generation) {
 	s.mu.Unlock()
 	s.host.notices.notify()
 	s.logger.Info("plugin is ready", "version", g.description.version, "generation", g.number, "pid", g.pid(), "took", time.Since(g.born))
-	s.host.events.emit(s.event(EventStart, g, ""))
+	why := ""
+	if s.config.OverrideBuiltin {
+		why = g.file.Path + " runs in place of the built-in: override_builtin is true"
+	}
+	s.host.events.emit(s.event(EventStart, g, why))
 }
 
 // withdraw takes a generation out of use and keeps what the next one needs.
@@ -470,7 +484,7 @@ func (s *supervisor) status() *donav1.PluginStatus {
 	defer s.mu.Unlock()
 	p := &donav1.PluginStatus{
 		Kind: string(s.id.Kind), Name: s.id.Name, Version: s.version, Source: string(s.file.Source),
-		State: string(s.state), Reason: s.reason, Digest: s.file.Digest,
+		State: string(s.state), Reason: s.reasonLocked(), Digest: s.file.Digest,
 		Generation: s.number, Starts: s.starts, Exits: s.exits, Required: s.config.Required,
 	}
 	if g := s.current; g != nil {
