@@ -238,7 +238,7 @@ func (l *loader) plugins(n *yaml.Node, kind string) {
 			continue
 		}
 		if body.Kind != yaml.MappingNode {
-			l.add(l.at(body), key, "is not a mapping: allowed are required, env, deadline, maxConcurrency")
+			l.add(l.at(body), key, "is not a mapping: allowed are deadline, env, maxConcurrency, override_builtin, required")
 			continue
 		}
 		l.config.Plugins[id] = l.plugin(body, key)
@@ -266,10 +266,9 @@ func (l *loader) plugin(n *yaml.Node, prefix string) (p Plugin) {
 		v := value.Value
 		switch keyNode.Value {
 		case "required":
-			if v != "true" && v != "false" {
-				l.add(l.at(value), key, "is %q: allowed are true and false", short(v))
-			}
-			p.Required = v == "true"
+			p.Required = l.truth(value, key)
+		case "override_builtin":
+			p.OverrideBuiltin = l.truth(value, key)
 		case "deadline":
 			d, err := time.ParseDuration(v)
 			if err != nil || d < time.Millisecond || d > time.Minute {
@@ -283,10 +282,17 @@ func (l *loader) plugin(n *yaml.Node, prefix string) (p Plugin) {
 			}
 			p.MaxConcurrency = c
 		default:
-			l.add(l.at(keyNode), key, "is not a setting: allowed here are deadline, env, maxConcurrency, required")
+			l.add(l.at(keyNode), key, "is not a setting: allowed here are deadline, env, maxConcurrency, override_builtin, required")
 		}
 	}
 	return p
+}
+
+func (l *loader) truth(n *yaml.Node, key string) bool {
+	if n.Value != "true" && n.Value != "false" {
+		l.add(l.at(n), key, "is %q: allowed are true and false", short(n.Value))
+	}
+	return n.Value == "true"
 }
 
 func (l *loader) env(n *yaml.Node, key string) map[string]string {
