@@ -156,6 +156,9 @@ func describe(ctx context.Context, path string) (plugins.Kind, error) {
 	if err := (protojson.UnmarshalOptions{DiscardUnknown: true}).Unmarshal(out.Stdout, &reply); err != nil {
 		return "", fmt.Errorf("what it prints with --describe is not a description in JSON%s", words)
 	}
+	if name := reply.GetName(); name != filepath.Base(path) {
+		return "", fmt.Errorf("with --describe it calls itself %.64q: its file and folder must have its name", name)
+	}
 	kind, ok := plugins.KindOf(reply.GetKind())
 	if !ok {
 		return "", fmt.Errorf("with --describe it says it is of kind %s: this host runs %s", strings.ToLower(strings.TrimPrefix(reply.GetKind().String(), "KIND_")), plugins.KindWords)
