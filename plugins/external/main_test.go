@@ -25,16 +25,10 @@ import (
 // watchdog.
 func TestMain(m *testing.M) {
 	plugins.Dispatch(builtins())
-	var dir string
-	code := 1
-	func() {
-		defer func() {
-			if dir = built; dir != "" {
-				_ = os.RemoveAll(filepath.Dir(dir))
-			}
-		}()
-		code = m.Run()
-	}()
+	code := m.Run()
+	if built != "" {
+		_ = os.RemoveAll(filepath.Dir(built))
+	}
 	if code == 0 {
 		if err := goleak.Find(); err != nil {
 			fmt.Fprintln(os.Stderr, err)
