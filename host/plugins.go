@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -19,7 +20,9 @@ import (
 	"github.com/dodona-project/dodona/host/service"
 	"github.com/dodona-project/dodona/host/store"
 	"github.com/dodona-project/dodona/plugins"
+	"github.com/dodona-project/dodona/plugins/external"
 	"github.com/dodona-project/dodona/plugins/strategy"
+	"github.com/dodona-project/dodona/sdk/plugin"
 )
 
 // newPlugins makes the plugin host from the configuration. What happens to
@@ -34,10 +37,42 @@ func (h *Host) newPlugins(ledger *audit.Log) (*plugins.Host, error) {
 	for id, p := range h.config.Plugins {
 		kind, name, _ := strings.Cut(id, "/")
 		o.Plugins[plugins.ID{Kind: plugins.Kind(kind), Name: name}] = plugins.PluginConfig{
-			Required: p.Required, Env: p.Env, Deadline: p.Deadline, MaxConcurrency: p.MaxConcurrency,
+			Required: p.Required, Env: p.Env, Deadline: p.Deadline, MaxConcurrency: p.MaxConcurrency, OverrideBuiltin: p.OverrideBuiltin,
 		}
 	}
+	if h.config.PluginDir == "" {
+		return plugins.New(o)
+	}
+	var err error
+	h.pluginDir, err = external.Open(external.Options{Dir: h.config.PluginDir, Logger: h.log.Named("plugin-dir"), Named: files(o)})
+	if err != nil {
+		return nil, err
+	}
+	o.Catalog = h.pluginDir
 	return plugins.New(o)
+}
+
+// files are the plugins with settings that have to be files: those that are not
+// built in, and those that replace what is.
+func files(o plugins.Options) (ids []plugins.ID) {
+	for id, p := range o.Plugins {
+		builtin := slices.ContainsFunc(o.Builtins, func(b *plugin.Plugin) bool {
+			kind, _ := plugins.KindOf(b.Kind())
+			return id == plugins.ID{Kind: kind, Name: b.Name()}
+		})
+		if !builtin || p.OverrideBuiltin {
+			ids = append(ids, id)
+		}
+	}
+	return ids
+}
+
+// stopPlugins ends all plugins, and first what asks a new one what it is.
+func (h *Host) stopPlugins() {
+	if h.pluginDir != nil {
+		h.pluginDir.Close()
+	}
+	h.plugins.Stop(context.Background())
 }
 
 func (h *Host) record(ledger *audit.Log, e plugins.Event) {

@@ -38,6 +38,14 @@ type Identity struct {
 // *AnswerError and *CallError, and the error of ctx. do may run twice, when the
 // plugin has forgotten the instance.
 func (h *Host) Call(ctx context.Context, id ID, in Instance, method string, do func(context.Context, grpc.ClientConnInterface) error) (Identity, error) {
+	return h.CallWithin(ctx, 0, id, in, method, do)
+}
+
+// CallWithin is Call for a plugin that is told how long it may take: within is
+// the deadline that the call asks for, 0 = none of its own. A call that had less
+// of it, because it waited or the settings allow less, proves nothing against
+// the plugin.
+func (h *Host) CallWithin(ctx context.Context, within time.Duration, id ID, in Instance, method string, do func(context.Context, grpc.ClientConnInterface) error) (Identity, error) {
 	s, err := h.find(id)
 	if err != nil {
 		return Identity{}, err
@@ -50,15 +58,21 @@ func (h *Host) Call(ctx context.Context, id ID, in Instance, method string, do f
 	}
 	defer g.leave()
 	who := Identity{Name: id.Name, Version: g.description.version, Digest: g.file.Digest, Generation: g.number}
-	cctx, cancel := context.WithTimeout(ctx, s.deadline())
+	most := s.deadline()
+	fair := min(most, fairTime)
+	if within > 0 {
+		most, fair = min(most, within), within
+	}
+	cctx, cancel := context.WithTimeout(ctx, most)
 	defer cancel()
-	err = h.callIn(ctx, cctx, g, in, method, do, s.deadline())
+	err = h.callIn(ctx, cctx, g, in, method, do, fair*9/10)
 	h.metrics.observe(id, method, outcome(err), time.Since(began))
 	return who, err
 }
 
 // callIn is the call on a generation: ctx is the caller's, cctx has the deadline.
-func (h *Host) callIn(ctx, cctx context.Context, g *generation, in Instance, method string, do func(context.Context, grpc.ClientConnInterface) error, most time.Duration) error {
+// With less than least left it is not the plugin that missed it.
+func (h *Host) callIn(ctx, cctx context.Context, g *generation, in Instance, method string, do func(context.Context, grpc.ClientConnInterface) error, least time.Duration) error {
 	if err := g.slots.acquire(cctx); err != nil {
 		if errors.Is(err, ErrExhausted) {
 			h.metrics.shed.WithLabelValues(string(g.id.Kind), g.id.Name).Inc()
@@ -74,7 +88,7 @@ func (h *Host) callIn(ctx, cctx context.Context, g *generation, in Instance, met
 	defer inflight.Dec()
 
 	deadline, _ := cctx.Deadline()
-	fair := time.Until(deadline) >= min(most, fairTime)*9/10
+	fair := time.Until(deadline) >= least
 	err := g.ready(cctx, in, false)
 	if err == nil {
 		err = do(cctx, g.conn)

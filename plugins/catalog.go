@@ -3,7 +3,10 @@ package plugins
 // A Catalog finds plugins that are not built in. The host asks it from several
 // goroutines.
 type Catalog interface {
-	// List names the plugins there are.
+	// List names the plugins there are; it may take seconds. It is asked at the
+	// start, and again when somebody asks for a plugin that is not known or for
+	// all of them, at most once a second. A file whose kind cannot be told is
+	// listed as KindUnknown, so that operators see it; Find says why.
 	List() []ID
 	// Find says what to run for a plugin. It is asked before every start, so
 	// that a reload runs what is there now. An error keeps the plugin from

@@ -177,6 +177,13 @@ func (g *generation) versionError(err error) error {
 	if err == nil || p == nil {
 		return err
 	}
+	var refused *runner.StartError
+	if errors.As(err, &refused) {
+		if refused.Permanent() {
+			return permanent("%w", refused)
+		}
+		return refused
+	}
 	shake := p.Handshake()
 	switch {
 	case shake == nil:
@@ -272,7 +279,7 @@ func (g *generation) explain(err error) error {
 	}
 	words := g.output.cause()
 	var exit string
-	if p := g.process.Load(); p != nil {
+	if p := g.process.Load(); p != nil && p.PID() != 0 {
 		if e, ended := p.Exited(); ended && !e.ByHost {
 			exit = "; the process ended with " + e.String()
 		}

@@ -40,8 +40,10 @@ type Host struct {
 	metrics *metrics
 	events  *events
 	notices notices
-	order   []ID
+
+	mu      sync.RWMutex // of plugins and looked; and no loop is begun after cancel
 	plugins map[ID]*supervisor
+	looked  look
 
 	ctx    context.Context // ends when the host stops
 	cancel context.CancelFunc
@@ -61,7 +63,8 @@ type Host struct {
 // New checks the options and starts nothing.
 func New(o Options) (*Host, error) {
 	o.fill()
-	if err := o.check(); err != nil {
+	listed := o.Catalog.List()
+	if err := o.check(listed); err != nil {
 		return nil, err
 	}
 	if o.Exe == "" {
@@ -86,18 +89,14 @@ func New(o Options) (*Host, error) {
 	h.ctx, h.cancel = context.WithCancel(context.Background())
 	for _, p := range o.Builtins {
 		id := ID{kindOf(p.Kind()), p.Name()}
+		if o.Plugins[id].OverrideBuiltin {
+			h.plugins[id] = h.fromCatalog(id)
+			continue
+		}
 		file := File{Path: o.Exe, Args: []string{builtinArg, id.String()}, Digest: digest, Source: SourceBuiltin}
 		h.plugins[id] = newSupervisor(h, id, file, func() (File, error) { return file, nil }, o.Plugins[id])
 	}
-	for _, id := range o.Catalog.List() {
-		if _, known := h.plugins[id]; known {
-			o.Logger.Error("a file for a built-in plugin is left alone", "plugin", id.String())
-			continue
-		}
-		find := func() (File, error) { return o.Catalog.Find(id) }
-		h.plugins[id] = newSupervisor(h, id, File{Source: SourceFile}, find, o.Plugins[id])
-	}
-	h.order = sortedIDs(h.plugins)
+	h.adopt(listed)
 	return h, nil
 }
 
@@ -130,15 +129,23 @@ func (h *Host) Start(context.Context) error {
 	dog.Add(0, run.path)
 	h.run, h.dog = run, dog
 	h.events = newEvents(h.options.Logger, h.options.OnEvent)
+	h.mu.Lock()
+	defer h.mu.Unlock()
 	h.started.Store(true)
-	for _, id := range h.order {
-		s := h.plugins[id]
-		h.loops.Go(func() { s.run(h.ctx) })
-		if s.config.Required {
-			s.want()
-		}
+	for _, s := range h.plugins {
+		h.begin(s)
 	}
 	return nil
+}
+
+// begin starts the loop of a plugin; the caller holds mu.
+func (h *Host) begin(s *supervisor) {
+	ctx, cancel := context.WithCancel(h.ctx)
+	s.drop = cancel
+	h.loops.Go(func() { s.run(ctx) })
+	if s.config.Required {
+		s.want()
+	}
 }
 
 // Stop ends all plugins: calls in flight have a second to finish. It takes at
@@ -146,7 +153,9 @@ func (h *Host) Start(context.Context) error {
 // directory.
 func (h *Host) Stop(ctx context.Context) {
 	h.stopOnce.Do(func() {
+		h.mu.Lock()
 		h.cancel()
+		h.mu.Unlock()
 		if !h.started.Load() {
 			return
 		}
@@ -183,22 +192,17 @@ func (h *Host) takeRestart() time.Duration {
 	return h.budget.take(time.Now())
 }
 
-func (h *Host) find(id ID) (*supervisor, error) {
-	s, ok := h.plugins[id]
-	if !ok {
-		return nil, fmt.Errorf("%s plugin %s: %w", id.Kind, quote(id.Name), ErrUnknown)
-	}
-	return s, nil
-}
-
 // Ensure has a plugin started if it was not yet; it does not wait. The error is
-// ErrUnknown or nil.
+// ErrUnknown or nil. A plugin that is not known is looked for, so that it may be
+// the next time; Watch says when.
 func (h *Host) Ensure(kind Kind, name string) error {
 	s, err := h.find(ID{kind, name})
-	if err == nil {
-		s.want()
+	if err != nil {
+		h.look()
+		return err
 	}
-	return err
+	s.want()
+	return nil
 }
 
 // Ready reports whether a plugin takes calls now.
@@ -215,7 +219,7 @@ func (h *Host) Ready(kind Kind, name string) bool {
 // Await ensures a plugin and waits while it is starting. The error is
 // ErrUnknown, ErrAway, or that of ctx.
 func (h *Host) Await(ctx context.Context, kind Kind, name string) error {
-	s, err := h.find(ID{kind, name})
+	s, err := h.seek(ctx, ID{kind, name})
 	if err != nil {
 		return err
 	}
@@ -245,26 +249,32 @@ func (h *Host) Await(ctx context.Context, kind Kind, name string) error {
 // not ready without them.
 func (h *Host) Missing() []ID {
 	var missing []ID
-	for _, id := range h.order {
-		if h.plugins[id].config.Required && !h.Ready(id.Kind, id.Name) {
-			missing = append(missing, id)
+	for _, s := range h.all() {
+		if s.config.Required && !h.Ready(s.id.Kind, s.id.Name) {
+			missing = append(missing, s.id)
 		}
 	}
 	return missing
 }
 
-// List returns the state of every plugin, sorted by kind and name.
+// List returns the state of every plugin, sorted by kind and name, those
+// included that were added since the last time. For these it waits a moment.
 func (h *Host) List() []*donav1.PluginStatus {
-	list := make([]*donav1.PluginStatus, 0, len(h.order))
-	for _, id := range h.order {
-		list = append(list, h.plugins[id].status())
+	select {
+	case <-h.look():
+	case <-time.After(lookWait):
+	}
+	all := h.all()
+	list := make([]*donav1.PluginStatus, len(all))
+	for i, s := range all {
+		list[i] = s.status()
 	}
 	return list
 }
 
 // Status returns the state of one plugin, or ErrUnknown.
 func (h *Host) Status(kind Kind, name string) (*donav1.PluginStatus, error) {
-	s, err := h.find(ID{kind, name})
+	s, err := h.seek(h.ctx, ID{kind, name})
 	if err != nil {
 		return nil, err
 	}
@@ -286,7 +296,7 @@ func (h *Host) Capable(id ID, capability string) bool {
 // Reset brings a quarantined, rejected or waiting plugin back now and forgets
 // its exits.
 func (h *Host) Reset(kind Kind, name string) error {
-	s, err := h.find(ID{kind, name})
+	s, err := h.seek(h.ctx, ID{kind, name})
 	if err != nil {
 		return err
 	}
@@ -300,9 +310,11 @@ func (h *Host) Reset(kind Kind, name string) error {
 }
 
 // Reload starts a new process beside the running one and swaps when it is
-// proven; when it is not, the old one stays and the error says why.
+// proven; when it is not, the old one stays and the error says why. A plugin
+// that is away is started as after Reset. The error is nil once the new process
+// takes calls. When ctx ends earlier Reload returns, and the start goes on.
 func (h *Host) Reload(ctx context.Context, kind Kind, name string) error {
-	s, err := h.find(ID{kind, name})
+	s, err := h.seek(ctx, ID{kind, name})
 	if err != nil {
 		return err
 	}
@@ -313,6 +325,11 @@ func (h *Host) Reload(ctx context.Context, kind Kind, name string) error {
 		return ctx.Err()
 	case <-h.ctx.Done():
 		return fmt.Errorf("reload plugin %s: the host stops: %w", s.id, ErrAway)
+	case <-s.ended:
+		if h.stopping() {
+			return fmt.Errorf("reload plugin %s: the host stops: %w", s.id, ErrAway)
+		}
+		return fmt.Errorf("reload plugin %s: its file is gone: %w", s.id, ErrUnknown)
 	}
 	select {
 	case err := <-answer:
@@ -327,7 +344,7 @@ func (h *Host) Reload(ctx context.Context, kind Kind, name string) error {
 // is there. Errors: ErrUnknown, *ConfigError, and ErrAway when the plugin was
 // never seen.
 func (h *Host) Validate(ctx context.Context, id ID, config *structpb.Struct) error {
-	s, err := h.find(id)
+	s, err := h.seek(ctx, id)
 	if err != nil {
 		return err
 	}

@@ -48,6 +48,7 @@ func testPlugins() []*plugin.Plugin {
 		plugin.Analysis("env", "0.1.0", showEnv),
 		plugin.AnalysisOf("moody", "0.1.0", moody{}),
 		plugin.Analysis("forgetful", "0.1.0", forget),
+		plugin.ProbeOf("looks", "0.1.0", looks{}, plugin.MaxConcurrency(1)),
 	}
 	for _, name := range []string{"raw-junk", "raw-silent", "raw-bomb", "raw-version", "raw-exit", "raw-flood"} {
 		list = append(list, plugin.Analysis(name, "0.1.0", nil))
@@ -167,6 +168,11 @@ func raw() {
 		if _, err := os.Stat(f); err == nil {
 			fmt.Fprintln(os.Stderr, "refusing to start")
 			os.Exit(9)
+		}
+	}
+	if f := os.Getenv("HANG_AT_START_IF"); f != "" {
+		if _, err := os.Stat(f); err == nil {
+			select {}
 		}
 	}
 	if len(os.Args) < 3 || !strings.HasPrefix(os.Args[2], "analysis/raw-") {

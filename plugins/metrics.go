@@ -64,6 +64,13 @@ func (m *metrics) setState(id ID, s State) {
 	m.up.WithLabelValues(string(id.Kind), id.Name).Set(up)
 }
 
+// forget takes the states of a plugin that is no more out of the metrics.
+func (m *metrics) forget(id ID) {
+	labels := prometheus.Labels{"kind": string(id.Kind), "plugin": id.Name}
+	m.state.DeletePartialMatch(labels)
+	m.up.DeletePartialMatch(labels)
+}
+
 func (m *metrics) observe(id ID, method, outcome string, d time.Duration) {
 	m.seconds.WithLabelValues(string(id.Kind), id.Name, method, outcome).Observe(d.Seconds())
 }

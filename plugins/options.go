@@ -52,6 +52,10 @@ type PluginConfig struct {
 	Env            map[string]string // added to its environment; values are masked in logs
 	Deadline       time.Duration     // cap on one call; default: that of the kind
 	MaxConcurrency int               // cap on calls in flight; default: what the plugin asks for
+
+	// OverrideBuiltin has the catalog's file of this name run in place of the
+	// built-in. Without it the built-in runs and the file is left alone.
+	OverrideBuiltin bool
 }
 
 // Backoff bounds the wait before a restart. The wait is drawn between Min and a
@@ -78,15 +82,20 @@ type Limits struct {
 	MissedInRow   int           // default 3 missed deadlines, then the process is replaced
 }
 
-// Deadlines of the kinds.
+// Deadlines of the kinds. That of a probe is the most one may have: each call
+// brings its own, the timeout of its check and a second for the answer.
 const (
 	CompileDeadline  = 250 * time.Millisecond
 	EvaluateDeadline = 5 * time.Second
+	CheckDeadline    = 61 * time.Second
 )
 
 func kindDeadline(k Kind) time.Duration {
-	if k == KindStrategy {
+	switch k {
+	case KindStrategy:
 		return CompileDeadline
+	case KindProbe:
+		return CheckDeadline
 	}
 	return EvaluateDeadline
 }
@@ -128,8 +137,9 @@ func (o *Options) fill() {
 	}
 }
 
-// check refuses options that could not work, before anything is started.
-func (o *Options) check() error {
+// check refuses options that could not work, before anything is started. listed
+// is what the catalog has.
+func (o *Options) check(listed []ID) error {
 	switch {
 	case o.Backoff.Min < 0 || o.Backoff.Max < o.Backoff.Min:
 		return fmt.Errorf("plugins.backoff: min %v and max %v: allowed is 0 < min <= max", o.Backoff.Min, o.Backoff.Max)
@@ -140,23 +150,31 @@ func (o *Options) check() error {
 		return fmt.Errorf("plugin run directory %q has %d bytes: allowed are at most %d, because the path of a unix socket below it may have %d; choose a shorter one",
 			clip(o.RunDir, 160), n, most, maxSocketPath)
 	}
-	known := make(map[ID]bool)
+	known, builtin := make(map[ID]bool), make(map[ID]bool)
 	for _, p := range o.Builtins {
 		id := ID{kindOf(p.Kind()), p.Name()}
 		if _, ok := wireKinds[id.Kind]; !ok {
-			return fmt.Errorf("built-in plugin %s: allowed kinds are strategy and analysis", id)
+			return fmt.Errorf("built-in plugin %s: allowed kinds are %s", id, KindWords)
 		}
 		if known[id] {
 			return fmt.Errorf("built-in plugin %s is listed twice", id)
 		}
+		known[id], builtin[id] = true, true
+	}
+	for _, id := range listed {
 		known[id] = true
 	}
-	for _, id := range o.Catalog.List() {
-		known[id] = true
-	}
+	_, none := o.Catalog.(noCatalog)
 	for _, id := range sortedIDs(o.Plugins) {
-		if err := o.Plugins[id].check(id, known[id]); err != nil {
+		c := o.Plugins[id]
+		if err := c.check(id, known[id]); err != nil {
 			return err
+		}
+		switch {
+		case c.OverrideBuiltin && !builtin[id]:
+			return fmt.Errorf("plugins.%s.%s.override_builtin is true: there is no built-in of this name; remove the line", id.Kind, id.Name)
+		case c.OverrideBuiltin && none:
+			return fmt.Errorf("plugins.%s.%s.override_builtin is true: there is no plugin directory to take the file from; set plugins.dir", id.Kind, id.Name)
 		}
 	}
 	return nil

@@ -21,8 +21,8 @@ const (
 	StateReady       State = "ready"
 	StateStarting    State = "starting"
 	StateBackoff     State = "backoff"     // comes back by itself
-	StateQuarantined State = "quarantined" // ended too often: comes back after a reset
-	StateRejected    State = "rejected"    // cannot be started: comes back after a reset
+	StateQuarantined State = "quarantined" // ended too often: comes back after a reset or reload
+	StateRejected    State = "rejected"    // cannot be started: comes back after a reset or reload
 	StateDraining    State = "draining"
 	StateStopped     State = "stopped" // not used yet, or the host stops
 )
@@ -30,6 +30,7 @@ const (
 var states = []State{StateReady, StateStarting, StateBackoff, StateQuarantined, StateRejected, StateDraining, StateStopped}
 
 const (
+	notUsed      = "not used yet"
 	processEnded = "the process ended"
 	// deathGrace is how long a process whose connection broke may take to turn
 	// out to be dead, before it is killed for it.
@@ -44,15 +45,21 @@ type supervisor struct {
 	find   func() (File, error) // what to run now
 	config PluginConfig
 	logger hclog.Logger
+	origin Source
+	drop   context.CancelFunc // ends the loop; nil before it began; the host's mu
+	ended  chan struct{}      // closed at the end of the loop
 
 	wake    chan struct{} // somebody wants it, or reset it
 	reloads chan chan error
+	asked   chan error // the reload that the next start answers; the loop's own
 
 	mu        sync.Mutex
 	wanted    bool
 	reset     bool
 	state     State
 	reason    string
+	note      string      // what an operator should know besides
+	gone      bool        // the host has forgotten it
 	current   *generation // nil unless it takes calls
 	version   string
 	file      File           // what was last started
@@ -67,10 +74,10 @@ type supervisor struct {
 
 func newSupervisor(h *Host, id ID, file File, find func() (File, error), config PluginConfig) *supervisor {
 	s := &supervisor{
-		host: h, id: id, file: file, find: find, config: config,
+		host: h, id: id, file: file, find: find, config: config, origin: file.Source,
 		logger: h.options.Logger.Named("plugin").With("kind", string(id.Kind), "plugin", id.Name),
-		wake:   make(chan struct{}, 1), reloads: make(chan chan error),
-		state: StateStopped, reason: "not used yet",
+		wake:   make(chan struct{}, 1), reloads: make(chan chan error), ended: make(chan struct{}),
+		state: StateStopped, reason: notUsed,
 	}
 	h.metrics.setState(id, s.state)
 	return s
@@ -81,7 +88,7 @@ func (s *supervisor) want() {
 	s.mu.Lock()
 	first := !s.wanted
 	s.wanted = true
-	if first && s.state == StateStopped && !s.host.stopping() {
+	if first && (s.state == StateStopped || s.state == StateRejected) && !s.gone && !s.host.stopping() {
 		s.setLocked(StateStarting, "")
 	}
 	s.mu.Unlock()
@@ -134,13 +141,20 @@ func (s *supervisor) setLocked(state State, reason string) {
 		return
 	}
 	s.state, s.reason = state, reason
+	if s.gone {
+		return
+	}
 	s.host.metrics.setState(s.id, state)
 	s.host.notices.notify()
 }
 
 // run is the loop: from wanted to stopped.
 func (s *supervisor) run(ctx context.Context) {
-	defer s.set(StateStopped, "the host stops")
+	defer func() {
+		s.set(StateStopped, "the host stops")
+		s.answer(s.away())
+		close(s.ended)
+	}()
 	for s.awaitWanted(ctx) {
 		s.set(StateStarting, "")
 		g, err := s.launch(ctx)
@@ -152,6 +166,10 @@ func (s *supervisor) run(ctx context.Context) {
 		}
 		if err == nil {
 			s.publish(g)
+			if s.asked != nil {
+				s.host.events.emit(s.event(EventReload, g, fmt.Sprintf("generation %d started", g.number)))
+				s.answer(nil)
+			}
 			err = s.serve(ctx, g)
 		}
 		var forever *permanentError
@@ -180,10 +198,36 @@ func (s *supervisor) awaitWanted(ctx context.Context) bool {
 		select {
 		case <-s.wake:
 		case answer := <-s.reloads:
-			answer <- nil // nothing runs: the next start is a new one anyway
+			if s.takeReload(answer) {
+				return true
+			}
+			answer <- nil // nobody uses it: the first start is of what is there then
 		case <-ctx.Done():
 			return false
 		}
+	}
+}
+
+// takeReload makes a reload of a plugin that is away its next start, as if it
+// had been reset, and reports false when the plugin is not used at all.
+func (s *supervisor) takeReload(answer chan error) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.state == StateStopped {
+		return false
+	}
+	s.wanted, s.ends, s.asked = true, nil, answer
+	return true
+}
+
+// answer tells the one who asked for a reload what became of it.
+func (s *supervisor) answer(err error) {
+	if s.asked != nil {
+		if err != nil {
+			err = fmt.Errorf("reload plugin %s: %w", s.id, err)
+		}
+		s.asked <- err
+		s.asked = nil
 	}
 }
 
@@ -222,7 +266,11 @@ func (s *supervisor) publish(g *generation) {
 	s.mu.Unlock()
 	s.host.notices.notify()
 	s.logger.Info("plugin is ready", "version", g.description.version, "generation", g.number, "pid", g.pid(), "took", time.Since(g.born))
-	s.host.events.emit(s.event(EventStart, g, ""))
+	why := ""
+	if s.config.OverrideBuiltin {
+		why = g.file.Path + " runs in place of the built-in: override_builtin is true"
+	}
+	s.host.events.emit(s.event(EventStart, g, why))
 }
 
 // withdraw takes a generation out of use and keeps what the next one needs.
@@ -317,8 +365,8 @@ func (s *supervisor) crashed(g *generation, why string) error {
 	return errors.New(reason)
 }
 
-// pause counts an exit and waits for the next start, or for a reset when there
-// were too many.
+// pause counts an exit and waits for the next start, or for a reset or reload
+// when there were too many.
 func (s *supervisor) pause(ctx context.Context, cause error) {
 	now := time.Now()
 	limits := s.host.options.Limits
@@ -333,13 +381,17 @@ func (s *supervisor) pause(ctx context.Context, cause error) {
 		s.set(StateQuarantined, fmt.Sprintf("ended %d times within %v; last: %s", n, limits.QuarantineIn, reason))
 		s.logger.Error("plugin is quarantined until it is reset", "exits", n, "reason", reason)
 		s.host.events.emit(s.event(EventQuarantine, nil, reason))
+		s.answer(cause)
 		s.awaitReset(ctx)
 		return
 	}
 	wait := restartDelay(n, s.host.options.Backoff, random)
 	s.logger.Warn("plugin is away", "reason", reason, "next_start_in", wait)
 	s.set(StateBackoff, reason)
-	s.sleep(ctx, wait)
+	s.answer(cause)
+	if !s.sleep(ctx, wait) {
+		return
+	}
 	for {
 		wait := s.host.takeRestart()
 		if wait == 0 || !s.sleep(ctx, wait) {
@@ -348,7 +400,7 @@ func (s *supervisor) pause(ctx context.Context, cause error) {
 	}
 }
 
-// reject waits for a reset: starting again would fail the same way.
+// reject waits for a reset or a reload: starting again would fail the same way.
 func (s *supervisor) reject(ctx context.Context, cause error) {
 	s.mu.Lock()
 	s.exits++
@@ -358,6 +410,7 @@ func (s *supervisor) reject(ctx context.Context, cause error) {
 	s.set(StateRejected, reason)
 	s.logger.Error("plugin is rejected", "reason", reason)
 	s.host.events.emit(s.event(EventReject, nil, reason))
+	s.answer(cause)
 	s.awaitReset(ctx)
 }
 
@@ -372,7 +425,8 @@ func (s *supervisor) sleep(ctx context.Context, d time.Duration) bool {
 		case <-ctx.Done():
 			return false
 		case answer := <-s.reloads:
-			answer <- s.away()
+			s.takeReload(answer)
+			return false
 		case <-s.wake:
 			if s.takeReset() {
 				return false
@@ -387,7 +441,8 @@ func (s *supervisor) awaitReset(ctx context.Context) {
 		case <-ctx.Done():
 			return
 		case answer := <-s.reloads:
-			answer <- s.away()
+			s.takeReload(answer)
+			return
 		case <-s.wake:
 			if s.takeReset() {
 				return
@@ -429,7 +484,7 @@ func (s *supervisor) status() *donav1.PluginStatus {
 	defer s.mu.Unlock()
 	p := &donav1.PluginStatus{
 		Kind: string(s.id.Kind), Name: s.id.Name, Version: s.version, Source: string(s.file.Source),
-		State: string(s.state), Reason: s.reason, Digest: s.file.Digest,
+		State: string(s.state), Reason: s.reasonLocked(), Digest: s.file.Digest,
 		Generation: s.number, Starts: s.starts, Exits: s.exits, Required: s.config.Required,
 	}
 	if g := s.current; g != nil {

@@ -10,8 +10,10 @@
 package config
 
 import (
+	"errors"
 	"fmt"
 	"net"
+	"os"
 	"regexp"
 	"strings"
 	"time"
@@ -48,6 +50,8 @@ type Plugin struct {
 	Env            map[string]string // added to the plugin's environment
 	Deadline       time.Duration     // cap of its calls; 0 = the kind's default
 	MaxConcurrency int               // calls at once; 0 = what the plugin says
+
+	OverrideBuiltin bool // a file of the plugin directory runs in place of the built-in
 }
 
 // Setting is one row of the table.
@@ -128,13 +132,8 @@ func Settings() []Setting {
 			Help: "longest wait after a start for the endpoints known before",
 			set:  duration(func(c *Config) *time.Duration { return &c.RestartGrace }, 0, 5*time.Minute)},
 		{Key: "plugins.dir", Flag: "plugin-dir", Default: "",
-			Help: "directory of external plugins; none are loaded yet, so it must be empty",
-			set: func(c *Config, v string) error {
-				if v != "" {
-					return fmt.Errorf("is %q: this version runs built-in plugins only", short(v))
-				}
-				return nil
-			}},
+			Help: "directory of plugins that are files; with dev only, because files are not pinned yet",
+			set:  text(func(c *Config) *string { return &c.PluginDir })},
 		{Key: "plugins.backoff.min", Flag: "plugins-backoff-min", Default: "250ms",
 			Help: "shortest wait before a plugin that ended is started again",
 			set:  duration(func(c *Config) *time.Duration { return &c.PluginBackoff.Min }, 10*time.Millisecond, time.Hour)},
@@ -173,6 +172,16 @@ func (c *Config) check(where func(key string) string) (problems []Problem) {
 	}
 	if c.PluginBackoff.Min > c.PluginBackoff.Max {
 		add("plugins.backoff.min", "is %s, more than plugins.backoff.max, %s", c.PluginBackoff.Min, c.PluginBackoff.Max)
+	}
+	if c.PluginDir != "" {
+		switch info, err := os.Stat(c.PluginDir); {
+		case !c.Dev:
+			add("plugins.dir", "is %q: files need pinning, which is not part of this version yet; allowed with dev only", short(c.PluginDir))
+		case err != nil:
+			add("plugins.dir", "is %q: %s; make it, or leave the setting out", short(c.PluginDir), unwrapped(err))
+		case !info.IsDir():
+			add("plugins.dir", "is %q: it is not a directory", short(c.PluginDir))
+		}
 	}
 	if c.DataDir == "" || strings.ContainsAny(c.DataDir, "\n\x00") {
 		add("data_dir", "is %q: allowed is a path without line breaks", short(c.DataDir))
@@ -238,4 +247,12 @@ func short(s string) string {
 		return s[:61] + "..."
 	}
 	return s
+}
+
+// unwrapped is the system's own word: the path is told beside it.
+func unwrapped(err error) error {
+	if cause := errors.Unwrap(err); cause != nil {
+		return cause
+	}
+	return err
 }

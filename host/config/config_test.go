@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -59,11 +60,11 @@ func TestPrecedence(t *testing.T) {
 	if c.TrustDomain != "file.example" || c.LogLevel != "error" || c.Heartbeat != 3*time.Second {
 		t.Errorf("the file, the environment and the flag give %s, %s, %s", c.TrustDomain, c.LogLevel, c.Heartbeat)
 	}
-	c, problems = load(t, "dev: true\nplugins:\n  analysis:\n    prometheus:\n      required: true\n      deadline: 2s\n      maxConcurrency: 8\n      env: {A: b}\n", nil, nil)
+	c, problems = load(t, "dev: true\nplugins:\n  analysis:\n    prometheus:\n      required: true\n      deadline: 2s\n      maxConcurrency: 8\n      env: {A: b}\n      override_builtin: true\n", nil, nil)
 	if problems != nil {
 		t.Fatal(problems)
 	}
-	if p := c.Plugins["analysis/prometheus"]; !p.Required || p.Deadline != 2*time.Second || p.MaxConcurrency != 8 || p.Env["A"] != "b" {
+	if p := c.Plugins["analysis/prometheus"]; !p.Required || p.Deadline != 2*time.Second || p.MaxConcurrency != 8 || p.Env["A"] != "b" || !p.OverrideBuiltin {
 		t.Errorf("the plugin's settings are %+v", p)
 	}
 }
@@ -99,7 +100,11 @@ func TestBadFiles(t *testing.T) {
 		{"plugin deadline", "dev: true\nplugins:\n  strategy:\n    a: {deadline: 2h}\n", ":4:19", "plugins.strategy.a.deadline", "1ms to 1m"},
 		{"plugin concurrency", "dev: true\nplugins:\n  strategy:\n    a: {maxConcurrency: 0}\n", ":4:25", "plugins.strategy.a.maxConcurrency", "1 to 1024"},
 		{"plugin env", "dev: true\nplugins:\n  strategy:\n    a: {env: {\"A=B\": c}}\n", ":4:15", "plugins.strategy.a.env.A=B", "names without ="},
-		{"plugin kind", "dev: true\nplugins:\n  nope: {}\n", ":3:3", "plugins.nope", "allowed here are"},
+		{"override", "dev: true\nplugins:\n  strategy:\n    a: {override_builtin: maybe}\n", ":4:27", "plugins.strategy.a.override_builtin", "true and false"},
+		{"no plugin directory", "dev: true\nplugins:\n  dir: /nonexistent/plugins\n", ":3:8", "plugins.dir", "no such file or directory; make it, or leave the setting out"},
+		{"a file for a plugin directory", "dev: true\nplugins:\n  dir: /dev/null\n", ":3:8", "plugins.dir", "is not a directory"},
+		{"probe key", "dev: true\nplugins:\n  probe:\n    a: {nope: 1}\n", ":4:9", "plugins.probe.a.nope", "allowed here are"},
+		{"plugin kind", "dev: true\nplugins:\n  nope: {}\n", ":3:3", "plugins.nope", "allowed here are analysis, backoff, dir, probe, strategy"},
 	} {
 		c, problems := load(t, tc.file, nil, nil)
 		if c != nil || len(problems) != 1 {
@@ -143,6 +148,21 @@ func TestNotAFile(t *testing.T) {
 		if len(problems) != 1 || problems[0].Where != name || !strings.Contains(problems[0].Text, want) {
 			t.Errorf("%s: %v, want %q", name, problems, want)
 		}
+	}
+}
+
+// Files are not pinned yet, so that only a host for development runs them.
+func TestPluginDirectoryNeedsDev(t *testing.T) {
+	dir := t.TempDir()
+	c, problems := loadFile(t, "", nil, map[string]string{"dev": "true", "plugin-dir": dir})
+	if problems != nil || c.PluginDir != dir {
+		t.Errorf("with dev: %v", problems)
+	}
+	_, problems = loadFile(t, "", nil, map[string]string{"plugin-dir": dir})
+	if !slices.ContainsFunc(problems, func(p config.Problem) bool {
+		return p.Where == "--plugin-dir" && p.Key == "plugins.dir" && strings.Contains(p.Text, "pinning")
+	}) {
+		t.Errorf("without: %v", problems)
 	}
 }
 

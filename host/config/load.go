@@ -190,9 +190,8 @@ func (l *loader) mapping(n *yaml.Node, prefix string, settings map[string]Settin
 			l.set(s, l.at(value), value.Value)
 			continue
 		}
-		switch key {
-		case "plugins.strategy", "plugins.analysis":
-			l.plugins(value, strings.TrimPrefix(key, "plugins."))
+		if kind, ok := strings.CutPrefix(key, "plugins."); ok && slices.Contains(pluginKinds, kind) {
+			l.plugins(value, kind)
 			continue
 		}
 		if below := under(settings, key+"."); len(below) > 0 {
@@ -202,6 +201,9 @@ func (l *loader) mapping(n *yaml.Node, prefix string, settings map[string]Settin
 		l.add(l.at(keyNode), short(key), "is not a setting: allowed here are %s", strings.Join(under(settings, prefix), ", "))
 	}
 }
+
+// pluginKinds are the sections that settings of single plugins are in.
+var pluginKinds = []string{"analysis", "probe", "strategy"}
 
 // under lists the words that may follow prefix.
 func under(settings map[string]Setting, prefix string) []string {
@@ -213,7 +215,9 @@ func under(settings map[string]Setting, prefix string) []string {
 		}
 	}
 	if prefix == "plugins." {
-		words["strategy"], words["analysis"] = true, true
+		for _, kind := range pluginKinds {
+			words[kind] = true
+		}
 	}
 	return slices.Sorted(maps.Keys(words))
 }
@@ -234,7 +238,7 @@ func (l *loader) plugins(n *yaml.Node, kind string) {
 			continue
 		}
 		if body.Kind != yaml.MappingNode {
-			l.add(l.at(body), key, "is not a mapping: allowed are required, env, deadline, maxConcurrency")
+			l.add(l.at(body), key, "is not a mapping: allowed are deadline, env, maxConcurrency, override_builtin, required")
 			continue
 		}
 		l.config.Plugins[id] = l.plugin(body, key)
@@ -262,10 +266,9 @@ func (l *loader) plugin(n *yaml.Node, prefix string) (p Plugin) {
 		v := value.Value
 		switch keyNode.Value {
 		case "required":
-			if v != "true" && v != "false" {
-				l.add(l.at(value), key, "is %q: allowed are true and false", short(v))
-			}
-			p.Required = v == "true"
+			p.Required = l.truth(value, key)
+		case "override_builtin":
+			p.OverrideBuiltin = l.truth(value, key)
 		case "deadline":
 			d, err := time.ParseDuration(v)
 			if err != nil || d < time.Millisecond || d > time.Minute {
@@ -279,10 +282,17 @@ func (l *loader) plugin(n *yaml.Node, prefix string) (p Plugin) {
 			}
 			p.MaxConcurrency = c
 		default:
-			l.add(l.at(keyNode), key, "is not a setting: allowed here are deadline, env, maxConcurrency, required")
+			l.add(l.at(keyNode), key, "is not a setting: allowed here are deadline, env, maxConcurrency, override_builtin, required")
 		}
 	}
 	return p
+}
+
+func (l *loader) truth(n *yaml.Node, key string) bool {
+	if n.Value != "true" && n.Value != "false" {
+		l.add(l.at(n), key, "is %q: allowed are true and false", short(n.Value))
+	}
+	return n.Value == "true"
 }
 
 func (l *loader) env(n *yaml.Node, key string) map[string]string {

@@ -17,6 +17,7 @@ import (
 	"google.golang.org/protobuf/types/known/structpb"
 
 	"github.com/dodona-project/dodona/plugins"
+	"github.com/dodona-project/dodona/plugins/internal/line"
 	donav1 "github.com/dodona-project/dodona/proto/dona/v1"
 	pluginv1 "github.com/dodona-project/dodona/proto/plugin/v1"
 	"github.com/dodona-project/dodona/sdk/plugin/wire"
@@ -64,7 +65,7 @@ type Measurement struct {
 
 // Missing is the measurement of an Evaluate that returned err.
 func Missing(plugin string, err error) Measurement {
-	return Measurement{Verdict: donav1.Verdict_VERDICT_MISSING, Detail: line(err.Error()), Plugin: plugin}
+	return Measurement{Verdict: donav1.Verdict_VERDICT_MISSING, Detail: line.Of(err.Error(), MaxDetail), Plugin: plugin}
 }
 
 // Evaluate has a plugin measure what the request asks for. The instance is made

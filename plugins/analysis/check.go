@@ -3,10 +3,8 @@ package analysis
 import (
 	"fmt"
 	"math"
-	"strings"
-	"unicode"
-	"unicode/utf8"
 
+	"github.com/dodona-project/dodona/plugins/internal/line"
 	donav1 "github.com/dodona-project/dodona/proto/dona/v1"
 	pluginv1 "github.com/dodona-project/dodona/proto/plugin/v1"
 )
@@ -41,7 +39,7 @@ func check(q *donav1.AnalysisQuery, r *pluginv1.EvaluateReply) (Measurement, *fa
 		return Measurement{}, refuse(reasonVerdict, "verdict is %d: allowed are 0 to %d", r.GetVerdict(), missing)
 	case len(r.GetDetail()) > MaxDetail:
 		return Measurement{}, refuse(reasonDetail, "detail has %d bytes: allowed are at most %d", len(r.GetDetail()), MaxDetail)
-	case !oneLine(r.GetDetail()):
+	case !line.Is(r.GetDetail()):
 		return Measurement{}, refuse(reasonDetail, "detail is not one line of printable text")
 	case len(r.GetEvidence()) > MaxEvidence:
 		return Measurement{}, refuse(reasonEvidence, "evidence has %d bytes: allowed are at most %d", len(r.GetEvidence()), MaxEvidence)
@@ -121,32 +119,6 @@ func Compare(q *donav1.AnalysisQuery, value float64) (v donav1.Verdict, why stri
 
 func finite(f float64) bool { return !math.IsNaN(f) && !math.IsInf(f, 0) }
 
-func oneLine(s string) bool {
-	if !utf8.ValidString(s) {
-		return false
-	}
-	for _, r := range s {
-		if r != '\t' && !unicode.IsPrint(r) {
-			return false
-		}
-	}
-	return true
-}
-
-// line makes one bounded line of any text.
-func line(s string) string {
-	s = strings.Map(func(r rune) rune {
-		if r == utf8.RuneError || !unicode.IsPrint(r) {
-			return ' '
-		}
-		return r
-	}, s)
-	if len(s) > MaxDetail {
-		s = strings.ToValidUTF8(s[:MaxDetail-len("…")], "") + "…"
-	}
-	return s
-}
-
 func join(why, detail string) string {
 	switch {
 	case detail == "":
@@ -154,5 +126,5 @@ func join(why, detail string) string {
 	case why == "":
 		return detail
 	}
-	return line(why + ": " + detail)
+	return line.Of(why+": "+detail, MaxDetail)
 }

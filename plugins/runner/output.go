@@ -41,6 +41,10 @@ func ParseHandshake(line string) (*Handshake, bool) {
 // readStdout passes the first handshake line on and treats all else that is
 // printed, before and after, as lines of the log.
 func (p *Process) readStdout() {
+	if p.capture != nil {
+		p.capture.read(p.stdoutR)
+		return
+	}
 	lines(p.stdoutR, maxHandshakeLen, func(line []byte) {
 		if p.Handshake() == nil {
 			if shake, ok := ParseHandshake(string(line)); ok {

@@ -68,6 +68,7 @@ type Process struct {
 	handshakeR, quietR *io.PipeReader // what go-plugin reads
 	handshakeW, quietW *io.PipeWriter
 
+	capture *capture // takes stdout as it is; nil: it is lines, and a handshake
 	readers sync.WaitGroup
 	done    chan struct{} // closed when the process is gone and its output was read
 
@@ -108,7 +109,8 @@ func New(config Config, extraEnv []string) *Process {
 	return p
 }
 
-// Start starts the process. ctx is not used: starting is one system call.
+// Start starts the process. ctx is not used: starting is one system call. The
+// error is a *StartError when it is the system that refused.
 func (p *Process) Start(context.Context) error {
 	if err := p.pipes(); err != nil {
 		p.closeAll()
@@ -122,7 +124,7 @@ func (p *Process) Start(context.Context) error {
 	started := make(chan error, 1)
 	go p.live(started)
 	if err := <-started; err != nil {
-		return fmt.Errorf("start plugin %s: %w", p.config.Name, err)
+		return &StartError{Name: p.config.Name, Path: p.config.Path, Err: err}
 	}
 	return nil
 }

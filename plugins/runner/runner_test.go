@@ -4,10 +4,16 @@ package runner_test
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"io"
 	"os"
+	"path/filepath"
+	"runtime"
+	"strconv"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -139,7 +145,8 @@ func TestFloodDoesNotBlock(t *testing.T) {
 
 func TestMissingProgram(t *testing.T) {
 	p := runner.New(runner.Config{Name: "none", Path: "/nonexistent/plugin"}, nil)
-	if err := p.Start(t.Context()); err == nil || !strings.Contains(err.Error(), "start plugin none") {
+	var refused *runner.StartError
+	if err := p.Start(t.Context()); !errors.As(err, &refused) || !refused.Permanent() || err.Error() != "start plugin none: /nonexistent/plugin cannot be run: no such file or directory" {
 		t.Errorf("error %v", err)
 	}
 	if p.ID() != "" {
@@ -149,6 +156,96 @@ func TestMissingProgram(t *testing.T) {
 		t.Errorf("Kill: %v", err)
 	}
 	<-p.Done()
+}
+
+// What the system says when it does not run a file, and what it means.
+func TestFilesThatCannotBeRun(t *testing.T) {
+	dir := t.TempDir()
+	elf := append([]byte("\x7fELF\x02\x01\x01"), make([]byte, 57)...) // a program of no machine
+	for name, tc := range map[string]struct {
+		content string
+		mode    os.FileMode
+		want    string
+	}{
+		"text":     {"echo hello\n", 0o755, "exec format error: it is neither a program for " + runtime.GOOS + "/" + runtime.GOARCH + " nor a script that begins with #!"},
+		"foreign":  {string(elf), 0o755, "exec format error"},
+		"script":   {"#!/nonexistent/sh -e\necho\n", 0o755, `its interpreter "/nonexistent/sh" is not there`},
+		"data":     {"#!/bin/sh\n", 0o644, "permission denied: it must be an executable file"},
+		"a folder": {"", 0, "permission denied"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			path := filepath.Join(dir, name)
+			err := os.WriteFile(path, []byte(tc.content), tc.mode)
+			if name == "a folder" {
+				err = errors.Join(os.Remove(path), os.Mkdir(path, 0o755))
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			p := runner.New(runner.Config{Name: "bad", Path: path, Dir: dir}, nil)
+			err = p.Start(t.Context())
+			var refused *runner.StartError
+			if !errors.As(err, &refused) || !refused.Permanent() || !strings.Contains(err.Error(), path) || !strings.Contains(err.Error(), tc.want) {
+				t.Errorf("error %v, want %q", err, tc.want)
+			}
+			<-p.Done()
+		})
+	}
+	if (&runner.StartError{Err: syscall.ENOMEM}).Permanent() || (&runner.StartError{Err: syscall.ETXTBSY}).Permanent() {
+		t.Error("what passes is no reason to give up")
+	}
+}
+
+func TestOutput(t *testing.T) {
+	const most = 1000
+	for _, tc := range []struct {
+		name, script string
+		wait         time.Duration
+		stdout       int // bytes
+		err, last    string
+		code         int
+	}{
+		{"quick", "echo hello", time.Minute, 6, "", "", 0},
+		{"nothing", "echo first >&2; echo; echo 'no such thing' >&2; echo >&2; exit 3", time.Minute, 1, "", "no such thing", 3},
+		{"at the limit", "head -c 1000 /dev/zero", time.Minute, most, "", "", 0},
+		{"one more", "head -c 1001 /dev/zero; sleep 600", time.Minute, most + 1, "more than 1000 bytes", "", -1},
+		{"endless", "cat /dev/zero", time.Minute, most + 1, "more than 1000 bytes", "", -1},
+		{"silent", "sleep 600", 50 * time.Millisecond, 0, "deadline exceeded", "", -1},
+		{"a child that holds stdout", "sleep 600 & echo $!", time.Minute, -1, "", "", 0},
+		{"a child of its own session", "setsid sleep 600 & sleep 0.2; echo $!", time.Minute, -1, "", "", 0},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			ctx, cancel := context.WithTimeout(t.Context(), tc.wait)
+			defer cancel()
+			dir := t.TempDir()
+			got, err := runner.Output(ctx, runner.Config{
+				Name: "once", Path: "/bin/sh", Args: []string{"-c", tc.script}, Env: []string{"PATH=/usr/bin:/bin"}, Dir: dir, SocketDir: dir,
+			}, most)
+			if (err == nil) != (tc.err == "") || err != nil && !strings.Contains(err.Error(), tc.err) || got.LastLine != tc.last || got.Exit.Code != tc.code {
+				t.Fatalf("%d bytes, last %q, exit %v, error %v", len(got.Stdout), got.LastLine, got.Exit, err)
+			}
+			if tc.stdout >= 0 {
+				if len(got.Stdout) != tc.stdout {
+					t.Errorf("%d bytes of stdout, want %d", len(got.Stdout), tc.stdout)
+				}
+				return
+			}
+			pid, err := strconv.Atoi(strings.TrimSpace(string(got.Stdout)))
+			if err != nil {
+				t.Fatal(err)
+			}
+			for late := time.Now().Add(time.Minute); ; {
+				stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+				if _, rest, _ := strings.Cut(string(stat), ") "); err != nil || strings.HasPrefix(rest, "Z") {
+					break
+				}
+				if time.Now().After(late) {
+					t.Fatalf("process %d lives", pid)
+				}
+				time.Sleep(5 * time.Millisecond)
+			}
+		})
+	}
 }
 
 func TestAddresses(t *testing.T) {

@@ -16,7 +16,7 @@
 // go-plugin nor gRPC.
 //
 // What a plugin can do beyond its one function is found by what the value given
-// to [AnalysisOf] or [StrategyOf] has:
+// to [AnalysisOf], [StrategyOf] or [ProbeOf] has:
 //
 //   - Configure(ctx, T) error: the plugin takes a configuration of struct type
 //     T. The JSON Schema of T is what operators' configurations are checked

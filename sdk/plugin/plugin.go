@@ -4,9 +4,13 @@ import (
 	"context"
 	"fmt"
 	"regexp"
+	"time"
 
 	"google.golang.org/grpc"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/durationpb"
 
+	controlplanev1 "github.com/dodona-project/dodona/proto/controlplane/v1"
 	pluginv1 "github.com/dodona-project/dodona/proto/plugin/v1"
 	"github.com/dodona-project/dodona/sdk/plugin/wire"
 )
@@ -33,6 +37,17 @@ func (f StrategyFunc) Compile(ctx context.Context, req *pluginv1.CompileRequest)
 	return f(ctx, req)
 }
 
+// ProbeFunc makes one check of a proxy or an endpoint. ctx ends at the timeout of
+// the check: a target that has not answered by then is a FAILURE of class
+// TIMEOUT. An error, and a nil reply, say that the check itself did not work and
+// nothing about the target: INCONCLUSIVE.
+type ProbeFunc func(ctx context.Context, req *pluginv1.CheckRequest) (*pluginv1.CheckReply, error)
+
+// Check calls f.
+func (f ProbeFunc) Check(ctx context.Context, req *pluginv1.CheckRequest) (*pluginv1.CheckReply, error) {
+	return f(ctx, req)
+}
+
 // Evaluator is what [AnalysisOf] makes a plugin of.
 type Evaluator interface {
 	Evaluate(ctx context.Context, req *pluginv1.EvaluateRequest) (*pluginv1.EvaluateReply, error)
@@ -41,6 +56,11 @@ type Evaluator interface {
 // Compiler is what [StrategyOf] makes a plugin of.
 type Compiler interface {
 	Compile(ctx context.Context, req *pluginv1.CompileRequest) (*pluginv1.CompileReply, error)
+}
+
+// Checker is what [ProbeOf] makes a plugin of.
+type Checker interface {
+	Check(ctx context.Context, req *pluginv1.CheckRequest) (*pluginv1.CheckReply, error)
 }
 
 // A Plugin is a description and an implementation, ready for [Serve]. Making
@@ -99,6 +119,20 @@ func Strategy(name, version string, compile StrategyFunc, options ...Option) *Pl
 func StrategyOf(name, version string, impl Compiler, options ...Option) *Plugin {
 	return define(pluginv1.Kind_KIND_STRATEGY, name, version, impl, func(s *grpc.Server) {
 		pluginv1.RegisterStrategyServer(s, strategyServer{impl: impl})
+	}, options)
+}
+
+// Probe makes a probe plugin of a function. name is [a-z0-9][a-z0-9-]{0,62},
+// version a semantic version.
+func Probe(name, version string, check ProbeFunc, options ...Option) *Plugin {
+	return ProbeOf(name, version, check, options...)
+}
+
+// ProbeOf makes a probe plugin of a value; see the package comment for what else
+// it may have.
+func ProbeOf(name, version string, impl Checker, options ...Option) *Plugin {
+	return define(pluginv1.Kind_KIND_PROBE, name, version, impl, func(s *grpc.Server) {
+		pluginv1.RegisterProbeServer(s, probeServer{impl: impl})
 	}, options)
 }
 
@@ -174,4 +208,32 @@ func (s strategyServer) Compile(ctx context.Context, req *pluginv1.CompileReques
 		reply = &pluginv1.CompileReply{}
 	}
 	return reply, err
+}
+
+type probeServer struct {
+	pluginv1.UnimplementedProbeServer
+	impl Checker
+}
+
+// Check bounds the check by its own timeout, which is shorter than the host's
+// wait for the answer, and measures its time for authors who do not.
+func (s probeServer) Check(ctx context.Context, req *pluginv1.CheckRequest) (*pluginv1.CheckReply, error) {
+	began := time.Now()
+	if d := req.GetTimeout().AsDuration(); d > 0 {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, d)
+		defer cancel()
+	}
+	reply, err := s.impl.Check(ctx, req)
+	if err != nil {
+		return nil, err
+	}
+	if reply == nil {
+		reply = &pluginv1.CheckReply{Result: controlplanev1.HealthObservation_RESULT_INCONCLUSIVE}
+	}
+	if reply.Latency == nil {
+		reply = proto.CloneOf(reply) // the author may give it to others too
+		reply.Latency = durationpb.New(time.Since(began))
+	}
+	return reply, nil
 }

@@ -1,0 +1,106 @@
+package main
+
+import (
+	"context"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"syscall"
+	"testing"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	donav1 "github.com/dodona-project/dodona/proto/dona/v1"
+)
+
+// A plugin that is put into the plugin directory while the host runs is used
+// without a restart: a service gets its plan from it. What is no plugin is shown
+// with its reason, and the host ends as it should.
+func TestPluginIsDroppedIn(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	built := filepath.Join(dir, "build")
+	if out, err := exec.Command("go", "build", "-o", built, "../../plugins/external/testdata/plugin").CombinedOutput(); err != nil {
+		t.Fatalf("build: %v\n%s", err, out)
+	}
+	folder := filepath.Join(dir, "plugins")
+	place := func(name string) string {
+		path := filepath.Join(folder, name, "1.0.0", runtime.GOOS+"_"+runtime.GOARCH, name)
+		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		return path
+	}
+	broken := place("broken")
+	if err := os.WriteFile(broken, []byte("no plugin\n"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+
+	p := newProcess(t)
+	p.env = []string{"DONA_PLUGIN_DIR=" + folder}
+	p.start()
+	conn := p.dial()
+	client := donav1.NewControlPlaneClient(conn)
+	ctx, cancel := context.WithCancel(context.Background())
+	endpoints := fleet(ctx, client, "v1", 2)
+	t.Cleanup(func() { cancel(); endpoints.Wait() })
+	plugin := func(kind, name string) *donav1.PluginStatus {
+		list, err := donav1.NewHostAdminClient(conn).ListPlugins(ctx, &donav1.ListPluginsRequest{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, s := range list.Plugins {
+			if s.Kind == kind && s.Name == name {
+				return s
+			}
+		}
+		return nil
+	}
+	until(t, "the broken one to be shown", func() bool {
+		s := plugin("unknown", "broken")
+		return s.GetState() == "rejected" && strings.Contains(s.GetReason(), broken) && strings.Contains(s.GetReason(), "exec format error")
+	})
+	choose := func() error {
+		_, err := client.SetServicePolicy(ctx, &donav1.SetServicePolicyRequest{Service: "web", Strategy: "strategy-new"})
+		return err
+	}
+	if err := choose(); status.Code(err) != codes.InvalidArgument {
+		t.Fatalf("a strategy that is not there: %v", err)
+	}
+	if err := os.Link(built, place("strategy-new")); err != nil {
+		t.Fatal(err)
+	}
+	until(t, "the new strategy to be taken", func() bool { return choose() == nil })
+	until(t, "a plan by it", func() bool {
+		s, err := client.GetStatus(ctx, &donav1.GetStatusRequest{Service: "web"})
+		return err == nil && s.GetConfig().GetPlan().GetStrategy() == "strategy-new" && len(s.GetConfig().GetEndpoints()) == 2
+	})
+	s := plugin("strategy", "strategy-new")
+	if s.GetState() != "ready" || s.GetSource() != "file" || s.GetVersion() != "1.0.0" || s.GetPid() == 0 {
+		t.Errorf("the plugin is %v", s)
+	}
+	if code := p.signal(syscall.SIGTERM); code != 0 {
+		t.Errorf("exit code %d", code)
+	}
+	if alive(int(s.GetPid())) {
+		t.Error("the plugin lives")
+	}
+	p.ledger()
+}
+
+// A plugin directory that is none: nothing is started, and the answer says why.
+func TestPluginDirectoryIsRefused(t *testing.T) {
+	t.Parallel()
+	p := newProcess(t)
+	p.env = []string{"DONA_PLUGIN_DIR=/nonexistent/plugins"}
+	code, stderr := p.refuse()
+	if code != exitConfig || !strings.Contains(stderr, "DONA_PLUGIN_DIR: plugins.dir: is \"/nonexistent/plugins\": no such file or directory") {
+		t.Errorf("exit code %d: %s", code, stderr)
+	}
+	if _, err := os.Stat(p.dir); !os.IsNotExist(err) {
+		t.Errorf("a data directory was made: %v", err)
+	}
+}

@@ -1,0 +1,206 @@
+// Package external finds plugins that are files in a directory:
+//
+//	DIR/<name>/<version>/<os>_<arch>/<name>
+//
+// It is the catalog that a host gives to package plugins: the newest semantic
+// version with a folder for this platform is the one that runs, and everything
+// that does not fit the pattern is ignored. What it promises: a file that Find
+// returns is a regular executable file below DIR, reached without leaving it,
+// that only its owner can write, and the owner is the user of this process or
+// root; the same holds for every folder on the way. Whatever is wrong is told
+// with its path, the reason and what to do.
+//
+// It executes a file only to ask what kind of plugin it is (--describe), under
+// the walls of package runner. It does not pin: whoever can write to DIR chooses
+// what runs.
+package external
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"os"
+	"path"
+	"path/filepath"
+	"regexp"
+	"runtime"
+	"slices"
+	"sync"
+	"syscall"
+
+	"github.com/hashicorp/go-hclog"
+
+	"github.com/dodona-project/dodona/plugins"
+)
+
+// Limits of a directory.
+const (
+	MaxNames    = 256       // plugins
+	MaxVersions = 256       // of one plugin
+	MaxSize     = 512 << 20 // bytes of a file
+)
+
+// Options say where to look and what is known besides.
+type Options struct {
+	Dir    string       // has to exist
+	Logger hclog.Logger // default: none
+	// Named are plugins that the configuration names: they are listed also
+	// while there is no file, and their kind is not asked of the file.
+	Named []plugins.ID
+}
+
+// A Dir is a directory of plugins. Its methods may be called concurrently.
+type Dir struct {
+	path     string
+	platform string
+	log      hclog.Logger
+	named    map[string][]plugins.ID
+	ctx      context.Context // of everything that is run; ends with Close
+	cancel   context.CancelFunc
+
+	mu    sync.Mutex
+	kinds map[string]answer // by path, what files said of themselves
+	said  map[string]plugins.Kind
+}
+
+var _ plugins.Catalog = (*Dir)(nil)
+
+// Open checks that the directory is one; what is in it is looked at by List.
+func Open(o Options) (*Dir, error) {
+	dir, err := filepath.Abs(o.Dir)
+	if err == nil {
+		dir, err = filepath.EvalSymlinks(dir)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("plugin directory %s: %w; make it, or choose another", o.Dir, unwrapped(err))
+	}
+	if info, err := os.Stat(dir); err != nil || !info.IsDir() {
+		return nil, fmt.Errorf("plugin directory %s is not a directory: choose another", o.Dir)
+	}
+	d := &Dir{
+		path: dir, platform: runtime.GOOS + "_" + runtime.GOARCH, log: o.Logger,
+		named: map[string][]plugins.ID{}, kinds: map[string]answer{}, said: map[string]plugins.Kind{},
+	}
+	if d.log == nil {
+		d.log = hclog.NewNullLogger()
+	}
+	for _, id := range o.Named {
+		d.named[id.Name] = append(d.named[id.Name], id)
+	}
+	d.ctx, d.cancel = context.WithCancel(context.Background())
+	return d, nil
+}
+
+// Close ends what is being run to ask it what it is; nothing is run afterwards.
+func (d *Dir) Close() { d.cancel() }
+
+var nameGrammar = regexp.MustCompile(`^[a-z0-9][a-z0-9-]{0,62}$`)
+
+// List names the plugins in the directory and those that the configuration
+// names. A file that cannot be asked for its kind has that of the one before it,
+// and plugins.KindUnknown without one.
+func (d *Dir) List() []plugins.ID {
+	ask := slices.DeleteFunc(d.names(), func(name string) bool { return d.named[name] != nil })
+	ids := make([]plugins.ID, 0, len(ask)+len(d.named))
+	for i, kind := range d.kindsOf(ask) {
+		ids = append(ids, plugins.ID{Kind: kind, Name: ask[i]})
+	}
+	for _, named := range d.named {
+		ids = append(ids, named...)
+	}
+	slices.SortFunc(ids, func(a, b plugins.ID) int { return cmp.Compare(a.String(), b.String()) })
+	return ids
+}
+
+// names are the folders of DIR that can be plugins and have something for this
+// platform.
+func (d *Dir) names() (names []string) {
+	for _, e := range d.entries(".", MaxNames) {
+		switch {
+		case !nameGrammar.MatchString(e):
+			d.log.Debug("ignored in the plugin directory: a name is 1 to 63 of a-z, 0-9 and -", "entry", e)
+		default:
+			if _, err := d.newest(e); err != nil {
+				d.log.Debug("ignored in the plugin directory", "entry", e, "reason", err)
+				continue
+			}
+			names = append(names, e)
+		}
+	}
+	return names
+}
+
+// entries returns the names in a folder, at most most of them. A folder that
+// cannot be read has none: Find says why.
+func (d *Dir) entries(rel string, most int) []string {
+	// Without waiting: a pipe could be there.
+	f, err := os.OpenFile(filepath.Join(d.path, rel), os.O_RDONLY|syscall.O_DIRECTORY|syscall.O_NONBLOCK, 0)
+	if err != nil {
+		d.log.Debug("cannot be read in the plugin directory", "entry", rel, "error", unwrapped(err))
+		return nil
+	}
+	defer func() { _ = f.Close() }()
+	names, err := f.Readdirnames(most + 1)
+	if len(names) > most {
+		d.log.Warn("too many entries in the plugin directory, some are ignored", "entry", rel, "allowed", most)
+		names = names[:most]
+	}
+	if err != nil && len(names) == 0 {
+		d.log.Debug("nothing in the plugin directory", "entry", rel, "error", err)
+	}
+	return names
+}
+
+// newest returns the place below DIR where the newest version of a plugin for
+// this platform has its file.
+func (d *Dir) newest(name string) (rel string, err error) {
+	var best version
+	found := false
+	for _, e := range d.entries(name, MaxVersions) {
+		v, ok := parseVersion(e)
+		if !ok {
+			d.log.Debug("ignored in the plugin directory: not a semantic version", "entry", path.Join(name, e))
+			continue
+		}
+		if info, err := os.Stat(filepath.Join(d.path, name, e, d.platform)); err != nil || !info.IsDir() {
+			d.log.Debug("ignored in the plugin directory: not for this platform", "entry", path.Join(name, e), "platform", d.platform)
+			continue
+		}
+		if !found || best.less(v) {
+			best, found = v, true
+		}
+	}
+	if !found {
+		return "", fmt.Errorf("%s has no <version>/%s/%s: put the plugin's file there",
+			filepath.Join(d.path, name), d.platform, name)
+	}
+	return path.Join(name, best.text, d.platform, name), nil
+}
+
+// Find returns the file of a plugin, or says why it is not run.
+func (d *Dir) Find(id plugins.ID) (plugins.File, error) {
+	if !nameGrammar.MatchString(id.Name) {
+		return plugins.File{}, fmt.Errorf("plugin name %.64q: allowed are 1 to 63 of a-z, 0-9 and -", id.Name)
+	}
+	rel, err := d.newest(id.Name)
+	if err != nil {
+		return plugins.File{}, err
+	}
+	f, err := d.open(rel)
+	if err != nil {
+		return plugins.File{}, err
+	}
+	defer func() { _ = f.Close() }()
+	if id.Kind == plugins.KindUnknown {
+		kind, err := d.kindOf(f)
+		if err == nil {
+			err = fmt.Errorf("%s is of kind %s now: use %s/%s", f.path, kind, kind, id.Name)
+		}
+		return plugins.File{}, err
+	}
+	digest, err := f.digest()
+	if err != nil {
+		return plugins.File{}, err
+	}
+	return plugins.File{Path: f.path, Digest: digest, Source: plugins.SourceFile}, nil
+}
