@@ -45,6 +45,8 @@ type supervisor struct {
 	config PluginConfig
 	logger hclog.Logger
 
+	journal *journal // what logger logs
+
 	wake    chan struct{} // somebody wants it, or reset it
 	reloads chan chan error
 
@@ -66,9 +68,10 @@ type supervisor struct {
 }
 
 func newSupervisor(h *Host, id ID, file File, find func() (File, error), config PluginConfig) *supervisor {
+	kept := new(journal)
 	s := &supervisor{
-		host: h, id: id, file: file, find: find, config: config,
-		logger: h.options.Logger.Named("plugin").With("kind", string(id.Kind), "plugin", id.Name),
+		host: h, id: id, file: file, find: find, config: config, journal: kept,
+		logger: journaled{Logger: h.options.Logger.Named("plugin").With("kind", string(id.Kind), "plugin", id.Name), journal: kept},
 		wake:   make(chan struct{}, 1), reloads: make(chan chan error),
 		state: StateStopped, reason: "not used yet",
 	}
@@ -277,6 +280,7 @@ func (s *supervisor) reload(ctx context.Context, old *generation) (*generation, 
 	if err != nil {
 		err = fmt.Errorf("reload plugin %s: generation %d stays: %w", s.id, old.number, err)
 		s.set(StateReady, clip(err.Error(), 512))
+		s.logger.Error("reload failed", "reason", clip(err.Error(), 512))
 		return nil, err
 	}
 	s.publish(g)
