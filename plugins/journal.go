@@ -14,8 +14,10 @@ const (
 	journalLines = 1000
 	journalBytes = 256 << 10 // of text
 	maxLineText  = 8 << 10   // of one line
-	maxFollowers = 16
 )
+
+// MaxFollowers is how many may follow the log of one plugin at the same time.
+const MaxFollowers = 16
 
 // ErrFollowers means that as many follow the plugin's log as may.
 var ErrFollowers = errors.New("too many follow the log")
@@ -121,8 +123,8 @@ func (j *journal) read(at uint64) ([]LogLine, uint64) {
 func (j *journal) subscribe(more chan struct{}) error {
 	j.mu.Lock()
 	defer j.mu.Unlock()
-	if len(j.followers) >= maxFollowers {
-		return fmt.Errorf("%d follow it: %w", maxFollowers, ErrFollowers)
+	if len(j.followers) >= MaxFollowers {
+		return fmt.Errorf("%d follow it: %w", MaxFollowers, ErrFollowers)
 	}
 	if j.followers == nil {
 		j.followers = make(map[chan struct{}]struct{})

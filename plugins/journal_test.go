@@ -113,8 +113,8 @@ func TestFollowersSeeEveryLineOnce(t *testing.T) {
 	var j journal
 	const writers, each = 4, journalLines / 4
 	var all sync.WaitGroup
-	ready := make(chan struct{}, maxFollowers)
-	for range maxFollowers {
+	ready := make(chan struct{}, MaxFollowers)
+	for range MaxFollowers {
 		all.Go(func() {
 			count := map[string]int{}
 			enough := errors.New("enough")
@@ -140,7 +140,7 @@ func TestFollowersSeeEveryLineOnce(t *testing.T) {
 		})
 	}
 	j.add(LogLine{Text: "begin"})
-	for range maxFollowers {
+	for range MaxFollowers {
 		<-ready
 	}
 	if err := j.tail(t.Context(), 0, true, func(LogLine) error { return nil }); !errors.Is(err, ErrFollowers) {
