@@ -149,7 +149,8 @@ func (h *Host) wire(ledger *audit.Log) (err error) {
 			Strategy: h.strategy.check, Wall: time.Now, Stopping: h.stopping,
 		},
 		HostAdmin: &api.HostAdmin{
-			HostID: h.id, Version: Version, Store: h.store, Sessions: h.sessions, Plugins: h.plugins.List, Alarms: h.rewound.list,
+			HostID: h.id, Version: Version, Store: h.store, Actions: actions, Audit: ledger, Sessions: h.sessions,
+			Plugins: h.plugins, Alarms: h.rewound.list, Stopping: h.stopping,
 		},
 	})
 	return err

@@ -12,6 +12,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -124,8 +125,28 @@ func (r *running) get(path string) (code int, body string) {
 	return resp.StatusCode, string(text)
 }
 
-// metricRow is a row of docs/metrics.md: name, type.
-var metricRow = regexp.MustCompile("(?m)^\\| `(dona_[a-z_]+)` \\| (counter|gauge|histogram) \\|")
+// metricRow is a row of docs/metrics.md: name, type, labels.
+var metricRow = regexp.MustCompile("(?m)^\\| `(dona_[a-z_]+)` \\| (counter|gauge|histogram) \\| ([^|]*) \\|")
+
+// labelsOf are the labels of each metric in Prometheus' text format, as the page
+// writes them; one that only histograms' buckets have is left out.
+func labelsOf(text string) map[string]string {
+	labels := map[string]string{}
+	for _, line := range regexp.MustCompile(`(?m)^(dona_\w+?)(?:_bucket|_sum|_count)?(?:\{(.*)\})? \S+$`).FindAllStringSubmatch(text, -1) {
+		var names []string
+		for _, pair := range regexp.MustCompile(`(\w+)="`).FindAllStringSubmatch(line[2], -1) {
+			if pair[1] != "le" {
+				names = append(names, "`"+pair[1]+"`")
+			}
+		}
+		slices.Sort(names)
+		labels[line[1]] = strings.Join(names, ", ")
+		if len(names) == 0 {
+			labels[line[1]] = "–"
+		}
+	}
+	return labels
+}
 
 // TestHost starts a host, uses each part of it, and compares what it exports
 // with the page of metrics.
@@ -157,9 +178,12 @@ func TestHost(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	listed := map[string]string{}
+	listed, labels := map[string]string{}, labelsOf(text)
 	for _, m := range metricRow.FindAllStringSubmatch(string(page), -1) {
 		listed[m[1]] = m[2]
+		if has, any := labels[m[1]]; any && has != m[3] {
+			t.Errorf("docs/metrics.md lists the labels %s of %s, it has %s", m[3], m[1], has)
+		}
 	}
 	for _, name := range slices.Sorted(maps.Keys(types)) {
 		if listed[name] != types[name] {

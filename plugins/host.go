@@ -303,6 +303,9 @@ func (h *Host) Reset(kind Kind, name string) error {
 	s.mu.Lock()
 	s.reset = s.current == nil
 	s.ends = nil
+	if s.reset && !h.stopping() {
+		s.setLocked(StateStarting, "") // seen at once by who looks or awaits
+	}
 	s.mu.Unlock()
 	s.want()
 	s.poke()

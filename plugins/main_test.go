@@ -101,6 +101,10 @@ func (acts) Evaluate(ctx context.Context, req *pluginv1.EvaluateRequest) (*plugi
 		fmt.Println("printed on stdout")
 		fmt.Fprintln(os.Stderr, arg)
 		plugin.Logger(ctx).Info("logged", "arg", arg)
+	case "chatter":
+		for range 2000 {
+			fmt.Fprintln(os.Stderr, "and another thing")
+		}
 	case "large":
 		return &pluginv1.EvaluateReply{Evidence: make([]byte, 64<<20)}, nil
 	case "flood":

@@ -49,6 +49,8 @@ type supervisor struct {
 	drop   context.CancelFunc // ends the loop; nil before it began; the host's mu
 	ended  chan struct{}      // closed at the end of the loop
 
+	journal *journal // what logger logs
+
 	wake    chan struct{} // somebody wants it, or reset it
 	reloads chan chan error
 	asked   chan error // the reload that the next start answers; the loop's own
@@ -73,9 +75,10 @@ type supervisor struct {
 }
 
 func newSupervisor(h *Host, id ID, file File, find func() (File, error), config PluginConfig) *supervisor {
+	kept := new(journal)
 	s := &supervisor{
-		host: h, id: id, file: file, find: find, config: config, origin: file.Source,
-		logger: h.options.Logger.Named("plugin").With("kind", string(id.Kind), "plugin", id.Name),
+		host: h, id: id, file: file, find: find, config: config, origin: file.Source, journal: kept,
+		logger: journaled{Logger: h.options.Logger.Named("plugin").With("kind", string(id.Kind), "plugin", id.Name), journal: kept},
 		wake:   make(chan struct{}, 1), reloads: make(chan chan error), ended: make(chan struct{}),
 		state: StateStopped, reason: notUsed,
 	}
@@ -325,6 +328,7 @@ func (s *supervisor) reload(ctx context.Context, old *generation) (*generation, 
 	if err != nil {
 		err = fmt.Errorf("reload plugin %s: generation %d stays: %w", s.id, old.number, err)
 		s.set(StateReady, clip(err.Error(), 512))
+		s.logger.Error("reload failed", "reason", clip(err.Error(), 512))
 		return nil, err
 	}
 	s.publish(g)

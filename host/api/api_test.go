@@ -7,6 +7,7 @@ import (
 	"math"
 	"net"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 	"unicode/utf8"
@@ -45,6 +46,9 @@ type edge struct {
 	client donav1.ControlPlaneClient
 	admin  donav1.HostAdminClient
 	alarms *[]string
+
+	plugins *fakePlugins
+	stop    func() // tells streams to end
 }
 
 type option func(*setup)
@@ -96,6 +100,8 @@ func newEdge(t *testing.T, options ...option) *edge {
 	fatal(t, err)
 	rollouts := rollout.New(rollout.Options{Store: actions, Service: plane, Audit: ledger, Analyzer: analyzer{}, HostID: "h1"})
 	stopping := make(chan struct{})
+	stop := sync.OnceFunc(func() { close(stopping) })
+	fake := newFakePlugins()
 	server, err := api.New(api.Options{
 		Dev: true, Health: health.NewServer(), Logger: hclog.NewNullLogger(),
 		ControlPlane: &api.ControlPlane{
@@ -108,9 +114,8 @@ func newEdge(t *testing.T, options ...option) *edge {
 				return nil
 			},
 		},
-		HostAdmin: &api.HostAdmin{HostID: "h1", Version: "test", Store: st, Sessions: sessions,
-			Plugins: func() []*donav1.PluginStatus { return []*donav1.PluginStatus{{Kind: "strategy", Name: "round-robin"}} },
-			Alarms:  func() []string { return nil }},
+		HostAdmin: &api.HostAdmin{HostID: "h1", Version: "test", Store: st, Actions: actions, Audit: ledger, Sessions: sessions,
+			Plugins: fake, Alarms: func() []string { return nil }, Stopping: stopping},
 	})
 	fatal(t, err)
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
@@ -124,7 +129,7 @@ func newEdge(t *testing.T, options ...option) *edge {
 	fatal(t, err)
 	t.Cleanup(func() {
 		_ = conn.Close()
-		close(stopping)
+		stop()
 		sessions.Drain()
 		feeds.Close()
 		server.Stop()
@@ -133,7 +138,7 @@ func newEdge(t *testing.T, options ...option) *edge {
 		<-swept
 		_ = st.Close()
 	})
-	return &edge{t, st, server, conn, donav1.NewControlPlaneClient(conn), donav1.NewHostAdminClient(conn), &alarms}
+	return &edge{t, st, server, conn, donav1.NewControlPlaneClient(conn), donav1.NewHostAdminClient(conn), &alarms, fake, stop}
 }
 
 func fatal(t *testing.T, err error) {

@@ -218,7 +218,7 @@ func TestStatus(t *testing.T) {
 	if err != nil || host.HostId != "h1" || host.Store != "embedded" || host.StoreState != "ready" || !strings.HasPrefix(host.Durability, "not durable: ") {
 		t.Errorf("the host is %v, %v", host, err)
 	}
-	if p, err := e.admin.ListPlugins(c, &donav1.ListPluginsRequest{}); err != nil || len(p.Plugins) != 1 {
+	if p, err := e.admin.ListPlugins(c, &donav1.ListPluginsRequest{}); err != nil || len(p.Plugins) != 3 {
 		t.Errorf("the plugins are %v, %v", p, err)
 	}
 	_, err = e.admin.CreateToken(c, &donav1.CreateTokenRequest{})
@@ -346,7 +346,7 @@ func TestBytesThatDoNotParse(t *testing.T) {
 				t.Errorf("%s of %s: %v", name, method, err)
 			}
 		}
-		for _, method := range []string{donav1.ControlPlane_RegisterEndpoint_FullMethodName, donav1.ControlPlane_WatchConfig_FullMethodName, donav1.ControlPlane_WatchStatus_FullMethodName} {
+		for _, method := range []string{donav1.ControlPlane_RegisterEndpoint_FullMethodName, donav1.ControlPlane_WatchConfig_FullMethodName, donav1.ControlPlane_WatchStatus_FullMethodName, donav1.HostAdmin_TailPluginLogs_FullMethodName} {
 			s, err := e.conn.NewStream(ctx(t), &grpc.StreamDesc{ClientStreams: true, ServerStreams: true}, method, grpc.ForceCodecV2(raw{}))
 			fatal(t, err)
 			_ = s.SendMsg(bytes)

@@ -6,6 +6,7 @@ import (
 
 	donav1 "github.com/dodona-project/dodona/proto/dona/v1"
 
+	"github.com/dodona-project/dodona/host/audit"
 	"github.com/dodona-project/dodona/host/session"
 	"github.com/dodona-project/dodona/host/store"
 )
@@ -18,14 +19,12 @@ type HostAdmin struct {
 	HostID   string
 	Version  string
 	Store    store.Store
+	Actions  store.Store // the same, guarded: what acts writes here
+	Audit    *audit.Log
 	Sessions *session.Registry
-	Plugins  func() []*donav1.PluginStatus
+	Plugins  Plugins
 	Alarms   func() []string // what people should know of, besides frozen removals
-}
-
-// ListPlugins shows every plugin the host knows.
-func (s *HostAdmin) ListPlugins(context.Context, *donav1.ListPluginsRequest) (*donav1.ListPluginsReply, error) {
-	return &donav1.ListPluginsReply{Plugins: s.Plugins()}, nil
+	Stopping <-chan struct{} // closed when streams have to end
 }
 
 // GetHost shows what this host is and how it is.

@@ -1,6 +1,9 @@
 package api
 
 import (
+	"cmp"
+	"time"
+
 	donav1 "github.com/dodona-project/dodona/proto/dona/v1"
 	"google.golang.org/grpc/health/grpc_health_v1"
 	reflectionv1 "google.golang.org/grpc/reflection/grpc_reflection_v1"
@@ -23,8 +26,14 @@ type Rule struct {
 	MaxBytes int     // of one message received
 	Rate     float64 // calls a second and identity
 	Burst    int
-	DevOnly  bool // served with --dev only
+	Cap      time.Duration // of a unary call, whatever deadline its client set; 0 = unaryCap
+	DevOnly  bool          // served with --dev only
 }
+
+// unaryCap bounds a unary call whose rule says nothing else.
+const unaryCap = 10 * time.Second
+
+func (r Rule) cap() time.Duration { return cmp.Or(r.Cap, unaryCap) }
 
 const (
 	smallMessage = 256 << 10
@@ -37,6 +46,15 @@ var (
 )
 
 func admin() Rule { return Rule{Roles: admins, MaxBytes: smallMessage, Rate: 100, Burst: 400} }
+
+// reload starts a process, so it may not be asked for as often as the rest, and
+// it may take longer: a start has up to 22 s until it is proven, and may have to
+// wait for one that is under way.
+func reload() Rule {
+	r := admin()
+	r.Rate, r.Burst, r.Cap = 1, 60, time.Minute
+	return r
+}
 
 // Policy is the table. An RPC without a row is denied, and a test compares the
 // table with the services that are registered.
@@ -62,7 +80,7 @@ var Policy = map[string]Rule{
 	donav1.ControlPlane_GetAttestation_FullMethodName:   admin(),
 
 	donav1.HostAdmin_ListPlugins_FullMethodName:    admin(),
-	donav1.HostAdmin_ReloadPlugin_FullMethodName:   admin(),
+	donav1.HostAdmin_ReloadPlugin_FullMethodName:   reload(),
 	donav1.HostAdmin_ResetPlugin_FullMethodName:    admin(),
 	donav1.HostAdmin_TailPluginLogs_FullMethodName: admin(),
 	donav1.HostAdmin_GetHost_FullMethodName:        admin(),

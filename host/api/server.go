@@ -37,9 +37,6 @@ type Options struct {
 	Registerer   prometheus.Registerer
 }
 
-// unaryCap bounds a unary call, whatever deadline its client set.
-const unaryCap = 10 * time.Second
-
 // New returns a server with every service registered behind the same checks:
 // recover, identity, table, rate, size, deadline.
 func New(o Options) (*grpc.Server, error) {
@@ -106,7 +103,7 @@ func (g *guard) unary(ctx context.Context, req any, info *grpc.UnaryServerInfo, 
 	if err := within(req, rule); err != nil {
 		return nil, err
 	}
-	ctx, cancel := context.WithTimeout(ctx, unaryCap)
+	ctx, cancel := context.WithTimeout(ctx, rule.cap())
 	defer cancel()
 	resp, err = handler(ctx, req)
 	return resp, answer(g.log, info.FullMethod, err)

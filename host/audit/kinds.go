@@ -45,6 +45,7 @@ var kinds = func() map[string][]string {
 		"plugin.quarantine":  pluginKeys,
 		"plugin.reload":      pluginKeys,
 		"plugin.reject":      pluginKeys,
+		"plugin.reset":       pluginKeys,
 		"clock.step":         "delta_ms",
 		"log.recovered":      "dropped",
 		"store.adopt":        "reason",

@@ -65,6 +65,8 @@ func serve(p *Plugin, args []string) int {
 		Output:     os.Stderr,
 		JSONFormat: true,
 		Level:      hclog.LevelFromString(os.Getenv(wire.LogLevelEnv)),
+		// What quiet does to go-plugin's logger stays there.
+		IndependentLevels: true,
 	})
 	// A host that is gone takes its ends of our pipes along: writing to them
 	// must fail, not kill.

@@ -29,9 +29,10 @@ type fakeHost struct {
 	services map[string]*donav1.StatusReply
 	plays    map[string][]*donav1.StatusReply
 	plugins  []*donav1.PluginStatus
-	refuse   error // the answer to everything
-	silent   bool  // no answer to anything
-	drops    int   // watches that break after their first reply
+	log      []*donav1.PluginLogLine // of every plugin
+	refuse   error                   // the answer to everything
+	silent   bool                    // no answer to anything
+	drops    int                     // watches that break after their first reply
 	last     proto.Message
 	version  uint64
 }
@@ -225,6 +226,64 @@ func (f *fakeHost) ListPlugins(context.Context, *donav1.ListPluginsRequest) (*do
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return &donav1.ListPluginsReply{Plugins: f.plugins}, nil
+}
+
+// plugin is the one that a request names. The lock is held.
+func (f *fakeHost) plugin(kind, name string) (*donav1.PluginStatus, error) {
+	for _, p := range f.plugins {
+		if p.GetKind() == kind && p.GetName() == name {
+			return p, nil
+		}
+	}
+	return nil, status.Errorf(codes.NotFound, "there is no %s plugin %q", kind, name)
+}
+
+func (f *fakeHost) ReloadPlugin(_ context.Context, r *donav1.PluginRequest) (*donav1.PluginStatus, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	p, err := f.plugin(r.GetKind(), r.GetName())
+	if err != nil {
+		return nil, err
+	}
+	if p.GetState() != "ready" {
+		return nil, status.Errorf(codes.FailedPrecondition, "plugin %s/%s is %s (%s)", p.GetKind(), p.GetName(), p.GetState(), p.GetReason())
+	}
+	p.Generation, p.Pid, p.Starts = p.Generation+1, p.Pid+1, p.Starts+1
+	return proto.CloneOf(p), nil
+}
+
+func (f *fakeHost) ResetPlugin(_ context.Context, r *donav1.PluginRequest) (*donav1.PluginStatus, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	p, err := f.plugin(r.GetKind(), r.GetName())
+	if err != nil {
+		return nil, err
+	}
+	p.State, p.Reason = "starting", ""
+	return proto.CloneOf(p), nil
+}
+
+func (f *fakeHost) TailPluginLogs(r *donav1.TailPluginLogsRequest, stream grpc.ServerStreamingServer[donav1.PluginLogLine]) error {
+	f.mu.Lock()
+	f.last = r
+	_, err := f.plugin(r.GetKind(), r.GetName())
+	log := f.log
+	f.mu.Unlock()
+	if err != nil {
+		return err
+	}
+	if err := stream.SendHeader(nil); err != nil {
+		return err
+	}
+	for _, l := range log[max(0, len(log)-int(r.GetLast())):] {
+		if err := stream.Send(l); err != nil {
+			return err
+		}
+	}
+	if r.GetFollow() && !f.drop() {
+		<-stream.Context().Done()
+	}
+	return nil
 }
 
 // scriptTime is the longest a script may take; one that waits for what does not

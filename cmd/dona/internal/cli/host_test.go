@@ -91,7 +91,7 @@ func TestAgainstTheHost(t *testing.T) {
 				return nil
 			},
 			Cmds: map[string]func(*testscript.TestScript, bool, []string){
-				"code": wantCode, "validjson": validJSON, "eventually": eventually,
+				"code": wantCode, "validjson": validJSON, "interrupt": scriptCommands["interrupt"], "eventually": eventually,
 			},
 		})
 	})

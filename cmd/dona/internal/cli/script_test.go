@@ -29,9 +29,11 @@ func fakeOf(ts *testscript.TestScript) *fakeHost { return ts.Value(hostKey{}).(*
 //	host status FILE    give the host a service: a StatusReply as JSON
 //	host play FILE...   what a watch of the service shows, in order
 //	host plugins FILE   a ListPluginsReply as JSON
+//	host log FILE       the log of every plugin: a PluginLogLine as JSON on each line
 //	host refuse CODE TEXT...  answer everything with an error
 //	host silent         answer nothing
-//	host drop           break the next two watches after their first reply
+//	host drop           break the next two watches after their first reply, and
+//	                    end the next two followed logs after their last line
 //	saw FILE            the last request that changes something, against FILE
 //	validjson FILE      each line of FILE is JSON
 //	code N dona ...     run dona and want this exit code
@@ -83,6 +85,13 @@ func hostCommand(ts *testscript.TestScript, _ bool, args []string) {
 		reply := &donav1.ListPluginsReply{}
 		ts.Check(protojson.Unmarshal([]byte(ts.ReadFile(args[1])), reply))
 		f.plugins = reply.GetPlugins()
+	case "log":
+		f.log = nil
+		for _, line := range strings.Split(strings.TrimSpace(ts.ReadFile(args[1])), "\n") {
+			l := &donav1.PluginLogLine{}
+			ts.Check(protojson.Unmarshal([]byte(line), l))
+			f.log = append(f.log, l)
+		}
 	case "refuse":
 		n, err := strconv.ParseUint(args[1], 10, 32)
 		ts.Check(err)

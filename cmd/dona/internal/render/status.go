@@ -203,33 +203,6 @@ func (s Style) Overview(replies []*donav1.StatusReply) []string {
 	return t.lines(s)
 }
 
-// Plugins is the table of a host's plugins.
-func (s Style) Plugins(plugins []*donav1.PluginStatus) []string {
-	t := &table{right: columns(5, 6, 7)}
-	t.paint = func(row, col int) string {
-		if col != 2 {
-			return ""
-		}
-		switch plugins[row-1].GetState() {
-		case "ready":
-			return green
-		case "quarantined", "rejected":
-			return red
-		}
-		return yellow
-	}
-	t.add("KIND", "NAME", "STATE", "VERSION", "SOURCE", "PID", "STARTS", "EXITS", "REASON")
-	for _, p := range plugins {
-		pid := "-"
-		if p.GetPid() != 0 {
-			pid = strconv.Itoa(int(p.GetPid()))
-		}
-		t.add(Clean(p.GetKind()), Clean(p.GetName()), Clean(p.GetState()), dash(p.GetVersion()), dash(p.GetSource()), pid,
-			strconv.FormatUint(p.GetStarts(), 10), strconv.FormatUint(p.GetExits(), 10), Clean(p.GetReason()))
-	}
-	return t.lines(s)
-}
-
 func sorted[V any](m map[string]V) []string {
 	keys := make([]string, 0, len(m))
 	for k := range m {
