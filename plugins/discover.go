@@ -148,10 +148,10 @@ func (h *Host) find(id ID) (*supervisor, error) {
 	return nil, fmt.Errorf("%s plugin %s: %w", id.Kind, quote(id.Name), ErrUnknown)
 }
 
-// seek is find that has the catalog asked for what is not known, and waits for
-// the answer for a while or until ctx ends.
+// seek is find that has the catalog asked for what is not known, or not what it
+// is, and waits for the answer for a while or until ctx ends.
 func (h *Host) seek(ctx context.Context, id ID) (*supervisor, error) {
-	if s, ok := h.known(id); ok {
+	if s, ok := h.known(id); ok && id.Kind != KindUnknown {
 		return s, nil
 	}
 	select {

@@ -33,8 +33,9 @@ const (
 	namesShown  = 20 // of plugins, in an error
 )
 
-// pluginKinds are those that a request may name, whether this host has one or not.
-var pluginKinds = []string{"strategy", "probe", "analysis"}
+// pluginKinds are those that a request may name, whether this host has one or
+// not. A file that does not say what it is has the last one.
+var pluginKinds = []string{string(plugins.KindStrategy), string(plugins.KindProbe), string(plugins.KindAnalysis), string(plugins.KindUnknown)}
 
 // ListPlugins shows every plugin the host knows.
 func (s *HostAdmin) ListPlugins(context.Context, *donav1.ListPluginsRequest) (*donav1.ListPluginsReply, error) {
