@@ -233,6 +233,28 @@ func TestPeakEWMAAvoidsFastFailures(t *testing.T) {
 	})
 }
 
+// Where calls take longer than what a failed one counts at least, failing is no way
+// to look fast either.
+func TestPeakEWMAAvoidsFailuresAmongTheSlow(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := candidates(100, 100)
+		k := ewmaOf(t, 32, c)
+		fail := false
+		took := func(i int) (time.Duration, bool) {
+			if i == 1 && fail {
+				return time.Millisecond, false
+			}
+			return 3 * time.Second, true
+		}
+		caller(t, k, c, 40, took)
+		fail = true
+		// Its estimate falls while it is left alone, so it is asked now and then.
+		if got := caller(t, k, c, 200, took); got[1] > 110 {
+			t.Errorf("one fails within a millisecond: %v", got)
+		}
+	})
+}
+
 // An endpoint that answers no more gets no more calls, though nothing is measured.
 func TestPeakEWMAAvoidsAnEndpointThatHangs(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

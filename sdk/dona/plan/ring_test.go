@@ -5,6 +5,7 @@ import (
 	"math"
 	"slices"
 	"strconv"
+	"strings"
 	"sync"
 	"testing"
 
@@ -104,6 +105,10 @@ func TestHashIsTheSameEverywhere(t *testing.T) {
 	got := owners(t, candidates(100, 100, 100, 50, 5), 12)
 	if want := "[e1 e0 e3 e0 e1 e2 e0 e1 e0 e1 e1 e2]"; fmt.Sprint(got) != want {
 		t.Errorf("the keys user-0 to user-11 belong to %v, want %v", got, want)
+	}
+	all := strings.Join(owners(t, candidates(100, 100, 100, 50, 5), 2000), " ")
+	if got, want := plan.Key(all), uint64(0x1c843347ce39e4a1); got != want {
+		t.Errorf("the places of 2,000 keys hash to %#x, want %#x", got, want)
 	}
 }
 
@@ -253,15 +258,39 @@ func TestHashBoundsLoadsOfConcurrentPicks(t *testing.T) {
 	}
 }
 
-// A retry of a key goes to the same next place each time.
+// A new picker knows the calls that began before it: keys stay where they are.
+func TestHashKeepsKeysWhileCallsAreInFlight(t *testing.T) {
+	c := candidates(slices.Repeat([]uint32{100}, 50)...)
+	before := owners(t, c, 200)
+	for i := range c {
+		for range 20 {
+			c[i].Load.Begin()
+		}
+	}
+	if now := owners(t, c, 200); !slices.Equal(now, before) {
+		t.Error("keys move though everybody has as many calls in flight")
+	}
+}
+
+// A retry of a key goes to the same next place each time, and those of other keys
+// to other places.
 func TestHashRetriesStayTogether(t *testing.T) {
 	c := candidates(slices.Repeat([]uint32{100}, 30)...)
 	k := newPicker(t, hashPlan(0), c)
-	for key := range 200 {
+	seconds := map[int]bool{} // of the keys that belong to candidate 0
+	defer func() {
+		if len(seconds) < 10 {
+			t.Errorf("retries of the keys of one candidate go to %d others", len(seconds))
+		}
+	}()
+	for key := range 2000 {
 		h := plan.Key(strconv.Itoa(key))
 		first, _ := k.Pick(h, nil)
 		tried := []string{c[first].ID}
 		second, _ := k.Pick(h, tried)
+		if first == 0 {
+			seconds[second] = true
+		}
 		for range 3 {
 			if again, _ := k.Pick(h, tried); again != second || again == first {
 				t.Fatalf("key %d: first %d, then %d and %d", key, first, second, again)
