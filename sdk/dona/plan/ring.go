@@ -100,10 +100,10 @@ func newRing(slots []slot, maxLoad uint32) *ring {
 }
 
 // place puts the points on the circle, sorted: by their upper bits into blocks of
-// about one point, each of which is then sorted by itself.
+// one to two points, each of which is then sorted by itself.
 func (r *ring) place(slots []slot) {
 	n := len(slots) * pointsPerSlot
-	r.shift = positionBits - uint(bits.Len(uint(n)))
+	r.shift = positionBits + 1 - uint(bits.Len(uint(n|1)))
 	r.guide = make([]int32, 1<<(positionBits-r.shift)+1)
 	loose := make([]uint64, 0, n)
 	for i := range slots {
