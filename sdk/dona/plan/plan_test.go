@@ -397,3 +397,51 @@ func BenchmarkNew(b *testing.B) {
 		})
 	}
 }
+
+// Whatever a plan that is accepted says, a pick is a candidate with a share that was
+// not tried, and there is one exactly when such a candidate is left.
+func TestEveryAcceptedPlanIsExecuted(t *testing.T) {
+	number := rapid.OneOf(rapid.Just(uint32(0)), rapid.Uint32Range(0, 100), rapid.Uint32())
+	groups := rapid.SampledFrom([]string{"", "a", "b"})
+	rapid.Check(t, func(t *rapid.T) {
+		c := candidates(rapid.SliceOfN(number, 0, 20).Draw(t, "weights")...)
+		var ids []string
+		for i := range c {
+			c[i].Group = groups.Draw(t, "group")
+			ids = append(ids, c[i].ID)
+			for range rapid.IntRange(0, 3).Draw(t, "in flight") {
+				c[i].Load.Begin()
+			}
+			c[i].Load.Observe(time.Duration(rapid.Int64().Draw(t, "latency")), rapid.Bool().Draw(t, "success"))
+		}
+		c = append(c, plan.Candidate{ID: "last", Weight: 1, Load: &plan.Load{}})
+		ids = append(ids, "last")
+		p := &donav1.Plan{
+			Algorithm:      rapid.SampledFrom(algorithms).Draw(t, "algorithm"),
+			Weights:        rapid.MapOfN(rapid.SampledFrom(ids), number, 0, 5).Draw(t, "plan's weights"),
+			GroupWeights:   rapid.MapOfN(groups, number, 0, 3).Draw(t, "group weights"),
+			GroupTiers:     rapid.MapOfN(groups, number, 0, 3).Draw(t, "tiers"),
+			Hash:           &donav1.HashPolicy{Source: donav1.HashPolicy_SOURCE_UNIT},
+			Choices:        number.Draw(t, "choices"),
+			MaxLoadPercent: number.Draw(t, "max load"),
+		}
+		tried := rapid.SliceOfN(rapid.SampledFrom(ids), 0, 5).Draw(t, "tried")
+		left := map[int]bool{}
+		for i := range c {
+			w, named := p.Weights[c[i].ID]
+			if !named {
+				w = c[i].Weight
+			}
+			if w > 0 && (len(p.GroupWeights) == 0 || p.GroupWeights[c[i].Group] > 0) && !slices.Contains(tried, c[i].ID) {
+				left[i] = true
+			}
+		}
+		k := newPicker(t, p, c)
+		for range 10 {
+			i, ok := k.Pick(rapid.Uint64().Draw(t, "key"), tried)
+			if ok != (len(left) > 0) || ok && !left[i] {
+				t.Fatalf("picked %d, %v; left are %v", i, ok, left)
+			}
+		}
+	})
+}
