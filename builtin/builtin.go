@@ -9,7 +9,11 @@ import (
 	"errors"
 
 	"github.com/dodona-project/dodona/builtin/analysis/prometheus"
+	"github.com/dodona-project/dodona/builtin/strategy/consistenthash"
 	"github.com/dodona-project/dodona/builtin/strategy/leastconnections"
+	"github.com/dodona-project/dodona/builtin/strategy/peakewma"
+	"github.com/dodona-project/dodona/builtin/strategy/priority"
+	"github.com/dodona-project/dodona/builtin/strategy/random"
 	"github.com/dodona-project/dodona/builtin/strategy/roundrobin"
 	"github.com/dodona-project/dodona/plugins"
 	pluginv1 "github.com/dodona-project/dodona/proto/plugin/v1"
@@ -26,6 +30,14 @@ func All() []*plugin.Plugin {
 			plugin.Summary("candidates in turn, by weight")),
 		plugin.StrategyOf(leastconnections.Name, version, leastconnections.Strategy{},
 			plugin.Summary("the fewest calls in flight among a few, drawn by weight")),
+		plugin.Strategy(random.Name, version, random.Compile,
+			plugin.Summary("one drawn at random, by weight")),
+		plugin.StrategyOf(priority.Name, version, priority.Strategy{},
+			plugin.Summary("groups in tiers: the next one only when nobody of the one before is left")),
+		plugin.StrategyOf(consistenthash.Name, version, consistenthash.Strategy{},
+			plugin.Summary("what belongs together to the same candidate, with bounded loads")),
+		plugin.StrategyOf(peakewma.Name, version, peakewma.Strategy{},
+			plugin.Summary("the least latency times calls in flight among a few, drawn by weight")),
 		plugin.AnalysisOf("prometheus", version, prometheusAnalysis{},
 			plugin.Summary("one instant query against a Prometheus-compatible API")),
 	}

@@ -6,11 +6,13 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	"go.uber.org/goleak"
+	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/structpb"
 
 	"github.com/dodona-project/dodona/builtin"
@@ -103,26 +105,62 @@ func TestHiddenArgumentsNeedTheHost(t *testing.T) {
 func TestStrategies(t *testing.T) {
 	h := startHost(t)
 	f := strategy.New(h)
-	req := &pluginv1.CompileRequest{Scope: "service/shop", Candidates: []*pluginv1.Candidate{{Id: "a", Weight: 100}, {Id: "b", Weight: 5}}}
+	zones := []*pluginv1.Candidate{
+		{Id: "a", Group: "near", Weight: 100, Priority: 5}, {Id: "b", Group: "near", Weight: 5, Priority: 9},
+		{Id: "c", Group: "far", Weight: 100, Priority: 7}, {Id: "d", Group: "", Weight: 100, Priority: 5},
+	}
+	tiers := func(groups ...any) map[string]any { return map[string]any{"tiers": groups} }
+	list := func(groups ...any) []any { return groups }
+	hash := func(source donav1.HashPolicy_Source, name string, maxLoad uint32) *donav1.Plan {
+		return &donav1.Plan{Algorithm: donav1.Algorithm_ALGORITHM_CONSISTENT_HASH, Hash: &donav1.HashPolicy{Source: source, Name: name}, MaxLoadPercent: maxLoad}
+	}
+	tiered := func(tiers map[string]uint32) *donav1.Plan {
+		return &donav1.Plan{Algorithm: donav1.Algorithm_ALGORITHM_TIERED, GroupTiers: tiers}
+	}
 	for _, tc := range []struct {
-		name    string
-		config  map[string]any
-		want    donav1.Algorithm
-		choices uint32
+		name   string
+		config map[string]any
+		scope  string
+		want   *donav1.Plan
 	}{
-		{"round-robin", nil, donav1.Algorithm_ALGORITHM_ROUND_ROBIN, 0},
-		{"least-connections", nil, donav1.Algorithm_ALGORITHM_LEAST_CONNECTIONS, 0},
-		{"least-connections", map[string]any{"choices": 4}, donav1.Algorithm_ALGORITHM_LEAST_CONNECTIONS, 4},
+		{"round-robin", nil, "service/shop", &donav1.Plan{Algorithm: donav1.Algorithm_ALGORITHM_ROUND_ROBIN}},
+		{"random", nil, "service/shop", &donav1.Plan{Algorithm: donav1.Algorithm_ALGORITHM_RANDOM}},
+		{"least-connections", nil, "service/shop", &donav1.Plan{Algorithm: donav1.Algorithm_ALGORITHM_LEAST_CONNECTIONS}},
+		{"least-connections", map[string]any{"choices": 4}, "service/shop", &donav1.Plan{Algorithm: donav1.Algorithm_ALGORITHM_LEAST_CONNECTIONS, Choices: 4}},
+		{"peak-ewma", nil, "service/shop", &donav1.Plan{Algorithm: donav1.Algorithm_ALGORITHM_PEAK_EWMA}},
+		{"peak-ewma", map[string]any{"choices": 32}, "service/shop", &donav1.Plan{Algorithm: donav1.Algorithm_ALGORITHM_PEAK_EWMA, Choices: 32}},
+		{"consistent-hash", nil, "service/shop", hash(donav1.HashPolicy_SOURCE_UNIT, "", 0)},
+		{"consistent-hash", map[string]any{"source": "attribute", "name": "cart", "max_load_percent": 150}, "service/shop", hash(donav1.HashPolicy_SOURCE_ATTRIBUTE, "cart", 150)},
+		{"consistent-hash", map[string]any{"source": "header", "name": "x-cart"}, "routing/shop", hash(donav1.HashPolicy_SOURCE_HEADER, "x-cart", 0)},
+		{"consistent-hash", map[string]any{"source": "client_ip"}, "routing/shop", hash(donav1.HashPolicy_SOURCE_CLIENT_IP, "", 0)},
+		{"consistent-hash", map[string]any{"source": "client_id"}, "routing/shop", hash(donav1.HashPolicy_SOURCE_CLIENT_ID, "", 0)},
+		{"consistent-hash", map[string]any{"source": "target_host"}, "routing/shop", hash(donav1.HashPolicy_SOURCE_TARGET_HOST, "", 0)},
+		{"priority", nil, "service/shop", tiered(map[string]uint32{"far": 1})}, // by priorities 5, 5, 7
+		{"priority", tiers(list("near"), list("far", "")), "service/shop", tiered(map[string]uint32{"far": 1, "": 1})},
+		{"priority", tiers(list("nowhere"), list("near")), "service/shop", tiered(map[string]uint32{"far": 1, "": 1})},
+		{"priority", tiers(list("far"), list("near")), "service/shop", tiered(map[string]uint32{"near": 1, "": 2})},
 	} {
 		await(t, h, plugins.KindStrategy, tc.name)
 		c := config(t, tc.config)
 		if err := f.Validate(t.Context(), tc.name, c); err != nil {
 			t.Errorf("%s: %v", tc.name, err)
 		}
-		r, err := f.CompileWith(t.Context(), tc.name, c, req)
-		if err != nil || r.Plan.GetAlgorithm() != tc.want || r.Plan.GetChoices() != tc.choices || len(r.Plan.GetWeights()) != 0 || r.RefreshAfter != 0 {
-			t.Errorf("%s %v: %v, %v", tc.name, tc.config, r, err)
+		tc.want.Strategy = tc.name
+		req := &pluginv1.CompileRequest{Scope: tc.scope, Seed: 1, Candidates: slices.Clone(zones)}
+		for range 2 { // again the other way round: the same candidates, the same plan
+			r, err := f.CompileWith(t.Context(), tc.name, c, req)
+			if err != nil || !proto.Equal(r.Plan, tc.want) || r.RefreshAfter != 0 {
+				t.Errorf("%s %v: %v, %v, want %v", tc.name, tc.config, r, err, tc.want)
+			}
+			slices.Reverse(req.Candidates)
 		}
+	}
+	// What only a proxy knows is refused for a service, before a client sees it.
+	_, err := f.CompileWith(t.Context(), "consistent-hash", config(t, map[string]any{"source": "client_ip"}),
+		&pluginv1.CompileRequest{Scope: "service/shop", Candidates: zones})
+	var bad *plugins.AnswerError
+	if !errors.As(err, &bad) || bad.Reason != "hash" || !strings.Contains(err.Error(), "UNIT and ATTRIBUTE") {
+		t.Errorf("a service by client address: %v", err)
 	}
 }
 
@@ -139,6 +177,22 @@ func TestConfigurations(t *testing.T) {
 		{plugins.KindStrategy, "least-connections", map[string]any{"choices": 33}, "/choices"},
 		{plugins.KindStrategy, "least-connections", map[string]any{"choices": "2"}, "/choices"},
 		{plugins.KindStrategy, "least-connections", map[string]any{"chioces": 2}, "chioces"},
+		{plugins.KindStrategy, "random", map[string]any{"seed": 1}, "takes no configuration"},
+		{plugins.KindStrategy, "peak-ewma", map[string]any{"choices": 33}, "/choices"},
+		{plugins.KindStrategy, "consistent-hash", map[string]any{"source": "cookie"}, "/source"},
+		{plugins.KindStrategy, "consistent-hash", map[string]any{"source": "attribute"}, "name is empty: set it to the name of the attribute"},
+		{plugins.KindStrategy, "consistent-hash", map[string]any{"source": "header"}, "name of the header"},
+		{plugins.KindStrategy, "consistent-hash", map[string]any{"source": "unit", "name": "x"}, "name is set"},
+		{plugins.KindStrategy, "consistent-hash", map[string]any{"name": "x"}, "name is set"},
+		{plugins.KindStrategy, "consistent-hash", map[string]any{"source": "attribute", "name": strings.Repeat("x", 129)}, "/name"},
+		{plugins.KindStrategy, "consistent-hash", map[string]any{"source": "attribute", "name": strings.Repeat("ü", 65)}, "name has 130 bytes"},
+		{plugins.KindStrategy, "consistent-hash", map[string]any{"max_load_percent": 100}, "/max_load_percent"},
+		{plugins.KindStrategy, "consistent-hash", map[string]any{"max_load_percent": 10_001}, "/max_load_percent"},
+		{plugins.KindStrategy, "priority", map[string]any{"tiers": []any{"near"}}, "/tiers/0"},
+		{plugins.KindStrategy, "priority", map[string]any{"tiers": []any{[]any{}}}, "tiers[0] has 0 groups"},
+		{plugins.KindStrategy, "priority", map[string]any{"tiers": []any{[]any{"a"}, []any{"b", "a"}}}, `tiers[1][1] is "a", which is tiers[0][0] already`},
+		{plugins.KindStrategy, "priority", map[string]any{"tiers": []any{[]any{strings.Repeat("x", 129)}}}, "tiers[0][0] has 129 bytes"},
+		{plugins.KindStrategy, "priority", map[string]any{"tiers": slices.Repeat([]any{[]any{"a"}}, 17)}, "/tiers"},
 		{plugins.KindAnalysis, "prometheus", map[string]any{}, ""},
 		{plugins.KindAnalysis, "prometheus", map[string]any{"numerator": "a", "denominator": "b", "min_denominator": 10}, ""},
 		{plugins.KindAnalysis, "prometheus", map[string]any{"numerator": "a"}, "go together"},

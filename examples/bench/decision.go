@@ -13,8 +13,11 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/balancer"
 	"google.golang.org/grpc/balancer/leastrequest"
+	"google.golang.org/grpc/balancer/ringhash"
 	"google.golang.org/grpc/connectivity"
+	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/resolver"
+	"google.golang.org/grpc/serviceconfig"
 
 	donav1 "github.com/dodona-project/dodona/proto/dona/v1"
 	"github.com/dodona-project/dodona/sdk/dona"
@@ -174,10 +177,23 @@ func (o *oneSnapshot) ReportStats(_ context.Context, b *donav1.StatsBatch) (*don
 // leastRequest returns one pick and done of gRPC's own least_request balancer
 // over n ready endpoints.
 func leastRequest(n int) (op func(), err error) {
-	builder := balancer.Get(leastrequest.Name)
-	config, err := builder.(balancer.ConfigParser).ParseConfig(json.RawMessage(`{"choiceCount": 2}`))
+	pick, err := grpcBalancer(leastrequest.Name, `{"choiceCount": 2}`, n)
 	if err != nil {
 		return nil, err
+	}
+	ctx := context.Background()
+	return func() { pick(ctx) }, nil
+}
+
+// grpcBalancer returns one pick and done of a balancer of gRPC's own over n ready
+// endpoints.
+func grpcBalancer(name, config string, n int) (pick func(context.Context), err error) {
+	builder := balancer.Get(name)
+	var parsed serviceconfig.LoadBalancingConfig
+	if p, ok := builder.(balancer.ConfigParser); ok {
+		if parsed, err = p.ParseConfig(json.RawMessage(config)); err != nil {
+			return nil, err
+		}
 	}
 	cc := &fakeConn{}
 	b := builder.Build(cc, balancer.BuildOptions{})
@@ -186,27 +202,41 @@ func leastRequest(n int) (op func(), err error) {
 		endpoints[i].Addresses = []resolver.Address{{Addr: fmt.Sprintf("10.0.%d.%d:8080", i/250, i%250+1)}}
 	}
 	if err := b.UpdateClientConnState(balancer.ClientConnState{
-		ResolverState: resolver.State{Endpoints: endpoints}, BalancerConfig: config,
+		ResolverState: resolver.State{Endpoints: endpoints}, BalancerConfig: parsed,
 	}); err != nil {
 		return nil, err
 	}
 	b.ExitIdle()
 	for tries := 0; cc.ready.Load() < int64(n); tries++ {
 		if tries > 1000 {
-			return nil, fmt.Errorf("of the least_request balancer's %d connections %d became ready", n, cc.ready.Load())
+			return nil, fmt.Errorf("of the %s balancer's %d connections %d became ready", name, n, cc.ready.Load())
+		}
+		// A ring connects an endpoint only when a call belongs to it.
+		if state := cc.picker.Load(); name == ringhash.Name && state != nil {
+			for i := range n {
+				_, _ = state.Picker.Pick(balancer.PickInfo{Ctx: withKey(fmt.Sprintf("warm-%d-%d", tries, i))})
+			}
 		}
 		time.Sleep(10 * time.Millisecond)
 	}
 	picker := cc.picker.Load().Picker
-	info := balancer.PickInfo{FullMethodName: "/a/b", Ctx: context.Background()}
-	return func() {
-		result, err := picker.Pick(info)
+	return func(ctx context.Context) {
+		result, err := picker.Pick(balancer.PickInfo{FullMethodName: "/a/b", Ctx: ctx})
 		if err != nil {
 			panic(err)
 		}
-		result.Done(balancer.DoneInfo{})
+		if result.Done != nil {
+			result.Done(balancer.DoneInfo{})
+		}
 	}, nil
 }
+
+// withKey returns what a call that is hashed by a header carries.
+func withKey(key string) context.Context {
+	return metadata.AppendToOutgoingContext(context.Background(), hashHeader, key)
+}
+
+const hashHeader = "x-unit"
 
 // fakeConn is a gRPC channel whose connections are ready as soon as they are
 // asked to connect.

@@ -3,6 +3,7 @@ package service
 import (
 	"maps"
 	"math"
+	"math/bits"
 	"time"
 
 	donav1 "github.com/dodona-project/dodona/proto/dona/v1"
@@ -165,13 +166,13 @@ func (p *Plane) weigh(tx store.ReadTx, lease *statev1.Lease, ep *statev1.Endpoin
 		return 0, err
 	}
 	now := tx.Now()
-	requests, errs := recentCalls(&calls, now)
+	recent := recentCalls(&calls, now)
 	return Published(ep.Endpoint.LbWeight, LBWeight(Load{
 		Utilization: lease.Utilization,
 		InFlight:    lease.InFlight,
 		Capacity:    ep.Capacity,
-		Requests:    requests,
-		Errors:      errs,
+		Requests:    recent.requests,
+		Errors:      recent.errs,
 		Age:         now.Sub(time.UnixMilli(ep.RegisteredMs)),
 		Draining:    ep.Draining,
 	})), nil
@@ -230,10 +231,35 @@ const (
 	callSlots = 3
 )
 
-// CountCalls adds reported outcomes to an endpoint's share of errors. It is
-// called inside the transaction that counts the report; an endpoint that is not
-// there counts nothing.
-func (p *Plane) CountCalls(tx store.Tx, service, endpoint string, requests, errs uint32) error {
+// Calls are reported outcomes of one endpoint, added up. Sums stop at the largest
+// number.
+type Calls struct {
+	Requests, Errors uint32
+	Measured         uint32 // requests whose latency was reported
+	LatencyUs        uint64 // sum of those
+}
+
+// Add takes in an outcome.
+func (c *Calls) Add(o *donav1.CallOutcome) {
+	n := max(o.Count, 1)
+	c.Requests = addUpTo(c.Requests, n)
+	if !o.Success {
+		c.Errors = addUpTo(c.Errors, n)
+	}
+	if o.LatencyUs > 0 {
+		c.Measured = addUpTo(c.Measured, n)
+		over, sum := bits.Mul64(o.LatencyUs, uint64(n))
+		if over > 0 {
+			sum = math.MaxUint64
+		}
+		c.LatencyUs = addUpTo(c.LatencyUs, sum)
+	}
+}
+
+// CountCalls adds reported outcomes to what an endpoint's share of errors and its
+// latency are computed from. It is called inside the transaction that counts the
+// report; an endpoint that is not there counts nothing.
+func (p *Plane) CountCalls(tx store.Tx, service, endpoint string, reported Calls) error {
 	rec, err := tx.Get(endpointKey(service, endpoint))
 	if err != nil || !rec.Exists() {
 		return err
@@ -244,26 +270,54 @@ func (p *Plane) CountCalls(tx store.Tx, service, endpoint string, requests, errs
 		return err
 	}
 	shift(&calls, tx.Now())
-	calls.Requests[0] += requests
-	calls.Errors[0] += errs
+	calls.Requests[0] = addUpTo(calls.Requests[0], reported.Requests)
+	calls.Errors[0] = addUpTo(calls.Errors[0], reported.Errors)
+	calls.Measured[0] = addUpTo(calls.Measured[0], reported.Measured)
+	calls.LatencyUs[0] = addUpTo(calls.LatencyUs[0], reported.LatencyUs)
 	return store.Save(tx, key, &calls)
+}
+
+// addUpTo adds and stops at the largest number.
+func addUpTo[N uint32 | uint64](a, b N) N {
+	if sum := a + b; sum >= a {
+		return sum
+	}
+	return ^N(0)
 }
 
 // shift moves the slots so that the newest is the one of now.
 func shift(calls *statev1.EndpointCalls, now time.Time) {
 	slot := now.UnixMilli() / callSlot.Milliseconds()
-	gone := min(max(slot-calls.Slot, 0), callSlots)
-	requests, errs := make([]uint32, callSlots), make([]uint32, callSlots)
-	copy(requests[gone:], calls.Requests)
-	copy(errs[gone:], calls.Errors)
-	calls.Slot, calls.Requests, calls.Errors = max(slot, calls.Slot), requests, errs
+	gone := int(min(max(slot-calls.Slot, 0), callSlots))
+	calls.Requests, calls.Errors = moved(calls.Requests, gone), moved(calls.Errors, gone)
+	calls.Measured, calls.LatencyUs = moved(calls.Measured, gone), moved(calls.LatencyUs, gone)
+	calls.Slot = max(slot, calls.Slot)
 }
 
-func recentCalls(calls *statev1.EndpointCalls, now time.Time) (requests, errs uint64) {
+func moved[N any](slots []N, gone int) []N {
+	out := make([]N, callSlots)
+	copy(out[gone:], slots)
+	return out
+}
+
+// recent is what was reported of an endpoint within the last 30 s.
+type recent struct {
+	requests, errs uint64
+	latency        time.Duration // the mean; 0 = not measured
+}
+
+func recentCalls(calls *statev1.EndpointCalls, now time.Time) (r recent) {
 	shift(calls, now)
+	var measured, sum uint64
 	for i := range calls.Requests {
-		requests += uint64(calls.Requests[i])
-		errs += uint64(calls.Errors[i])
+		r.requests += uint64(calls.Requests[i])
+		r.errs += uint64(calls.Errors[i])
+		measured += uint64(calls.Measured[i])
+		sum = addUpTo(sum, calls.LatencyUs[i])
 	}
-	return requests, errs
+	if measured > 0 {
+		// No single latency that is taken overflows a Duration, and so no mean does.
+		r.latency = time.Duration(sum/measured) * time.Microsecond
+	}
+	return r
 }

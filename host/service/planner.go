@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"hash/fnv"
+	"math"
 	"sync"
 	"time"
 
@@ -275,7 +276,7 @@ func (p *Plane) planJob(ctx context.Context, service string) (job *planJob, err 
 }
 
 // candidate reads one endpoint as the strategy sees it; nil when it drains or
-// is gone.
+// is gone. Endpoints of a service have no configured priority.
 func (p *Plane) candidate(tx store.ReadTx, service, id string) (*pluginv1.Candidate, error) {
 	var ep statev1.EndpointState
 	if version, err := store.Load(tx, endpointKey(service, id), &ep); err != nil || version == 0 || ep.Draining {
@@ -289,16 +290,19 @@ func (p *Plane) candidate(tx store.ReadTx, service, id string) (*pluginv1.Candid
 	if _, err := store.Load(tx, callsKey(service, id), &calls); err != nil {
 		return nil, err
 	}
-	requests, errs := recentCalls(&calls, tx.Now())
+	recent := recentCalls(&calls, tx.Now())
 	c := &pluginv1.Candidate{
 		Id: id, Group: ep.Endpoint.Zone, Region: ep.Endpoint.Region,
 		Weight: max(ep.Endpoint.LbWeight, 1), Capacity: ep.Capacity,
-		Active: lease.InFlight, Utilization: min(lease.Utilization, 1), Requests: uint32(requests),
+		Active: lease.InFlight, Utilization: min(lease.Utilization, 1), Requests: uint32(min(recent.requests, math.MaxUint32)),
 		Age:    durationpb.New(max(tx.Now().Sub(time.UnixMilli(ep.RegisteredMs)), 0)),
 		Labels: ep.Labels,
 	}
-	if requests > 0 {
-		c.ErrorRate = float64(errs) / float64(requests)
+	if recent.requests > 0 {
+		c.ErrorRate = float64(recent.errs) / float64(recent.requests)
+	}
+	if recent.latency > 0 {
+		c.Latency = durationpb.New(recent.latency)
 	}
 	return c, nil
 }

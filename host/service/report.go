@@ -5,7 +5,6 @@ import (
 	"context"
 	"crypto/sha256"
 	"maps"
-	"math"
 	"slices"
 	"strconv"
 	"strings"
@@ -211,33 +210,24 @@ func (t *taking) callHolds(head *statev1.ServiceHead, c *donav1.CallOutcome) boo
 }
 
 func (t *taking) endpointCalls(service string, calls []*donav1.CallOutcome) error {
-	type sum struct{ requests, errs uint32 }
-	sums := map[string]sum{}
+	sums := map[string]*Calls{}
 	for _, c := range calls {
 		if c.EndpointId == "" {
 			continue
 		}
-		s, n := sums[c.EndpointId], max(c.Count, 1)
-		s.requests = addUpTo(s.requests, n)
-		if !c.Success {
-			s.errs = addUpTo(s.errs, n)
+		sum := sums[c.EndpointId]
+		if sum == nil {
+			sum = &Calls{}
+			sums[c.EndpointId] = sum
 		}
-		sums[c.EndpointId] = s
+		sum.Add(c)
 	}
 	for _, id := range slices.Sorted(maps.Keys(sums)) {
-		if err := t.plane.CountCalls(t.tx, service, id, sums[id].requests, sums[id].errs); err != nil {
+		if err := t.plane.CountCalls(t.tx, service, id, *sums[id]); err != nil {
 			return err
 		}
 	}
 	return nil
-}
-
-// addUpTo adds and stops at the largest number.
-func addUpTo(a, b uint32) uint32 {
-	if a > math.MaxUint32-b {
-		return math.MaxUint32
-	}
-	return a + b
 }
 
 // exposures chains one summary per (flag, variant, reason, config version) of

@@ -41,11 +41,22 @@ type world struct {
 	gen   uint64
 }
 
-func newWorld(tb testing.TB) *world {
-	st := embedded.OpenMemory(embedded.Options{})
+func newWorld(tb testing.TB) *world { return newWorldOver(tb, embedded.Options{}) }
+
+func newWorldOver(tb testing.TB, o embedded.Options) *world {
+	st := embedded.OpenMemory(o)
 	tb.Cleanup(func() { _ = st.Close() })
 	log := audit.New("example.org")
 	return &world{tb: tb, store: st, audit: log, plane: service.New(st, log, "h1")}
+}
+
+// newWorldWithClock returns a world whose store's time stands still until it is
+// advanced.
+func newWorldWithClock(tb testing.TB) (w *world, advance func(time.Duration)) {
+	var mu sync.Mutex
+	now := time.UnixMilli(1_800_000_000_000)
+	w = newWorldOver(tb, embedded.Options{Clock: func() time.Time { mu.Lock(); defer mu.Unlock(); return now }})
+	return w, func(d time.Duration) { mu.Lock(); defer mu.Unlock(); now = now.Add(d) }
 }
 
 func (w *world) update(fn func(tx store.Tx) error) {
@@ -593,7 +604,7 @@ func TestPlanner(t *testing.T) {
 	}, func() string { return "a draining endpoint is still a candidate" })
 }
 
-func eventually(t *testing.T, ok func() bool, why func() string) {
+func eventually(t testing.TB, ok func() bool, why func() string) {
 	t.Helper()
 	deadline := time.NewTimer(20 * time.Second)
 	defer deadline.Stop()
@@ -711,13 +722,7 @@ func must1(t *testing.T) func(*donav1.ReportAck, []*donav1.AppliedConfig, error)
 // TestPastServices: a service with nothing but past endpoints leaves the list
 // after a day, its records go, and a new one of its name starts above it.
 func TestPastServices(t *testing.T) {
-	now := time.Now()
-	var mu sync.Mutex
-	clock := func() time.Time { mu.Lock(); defer mu.Unlock(); return now }
-	st := embedded.OpenMemory(embedded.Options{Clock: clock})
-	defer func() { _ = st.Close() }()
-	log := audit.New("example.org")
-	w := &world{tb: t, store: st, audit: log, plane: service.New(st, log, "h1")}
+	w, advance := newWorldWithClock(t)
 	w.register(beat("a", "v1", "eu"))
 	w.end("a")
 	must(t, w.setFlag(&donav1.FlagRule{Service: "kept", Flag: "f"}))
@@ -729,9 +734,7 @@ func TestPastServices(t *testing.T) {
 	if got := list(); !slices.Equal(got, []string{"kept", "web"}) {
 		t.Errorf("the services are %v", got)
 	}
-	mu.Lock()
-	now = now.Add(25 * time.Hour)
-	mu.Unlock()
+	advance(25 * time.Hour)
 	if got := list(); !slices.Equal(got, []string{"kept"}) {
 		t.Errorf("a day later the services are %v", got)
 	}

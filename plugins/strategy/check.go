@@ -2,6 +2,7 @@ package strategy
 
 import (
 	"fmt"
+	"strings"
 	"time"
 
 	donav1 "github.com/dodona-project/dodona/proto/dona/v1"
@@ -20,21 +21,27 @@ const (
 	reasonEmpty        = "empty"
 	reasonStrategy     = "strategy"
 	reasonAlgorithm    = "algorithm"
-	reasonNotExecuted  = "algorithm_not_executed"
 	reasonUnknownID    = "unknown_id"
 	reasonUnknownGroup = "unknown_group"
 	reasonTooLarge     = "too_large"
 	reasonAllZero      = "all_zero"
 	reasonField        = "field_of_other_algorithm"
 	reasonChoices      = "choices"
+	reasonHash         = "hash"
+	reasonMaxLoad      = "max_load_percent"
 	reasonRefresh      = "refresh_after"
 )
 
-// executed are the algorithms that clients of this version execute. A client
-// refuses a snapshot whose plan it cannot follow, so none may leave the host.
-var executed = map[donav1.Algorithm]bool{
-	donav1.Algorithm_ALGORITHM_ROUND_ROBIN:       true,
-	donav1.Algorithm_ALGORITHM_LEAST_CONNECTIONS: true,
+// executed are the algorithms that clients of this version execute, with the fields
+// of a plan that belong to them beside weights and group weights. A client refuses
+// a snapshot whose plan it cannot follow, so no other may leave the host.
+var executed = map[donav1.Algorithm]struct{ choices, tiers, hash bool }{
+	donav1.Algorithm_ALGORITHM_ROUND_ROBIN:       {},
+	donav1.Algorithm_ALGORITHM_RANDOM:            {},
+	donav1.Algorithm_ALGORITHM_LEAST_CONNECTIONS: {choices: true},
+	donav1.Algorithm_ALGORITHM_TIERED:            {tiers: true},
+	donav1.Algorithm_ALGORITHM_CONSISTENT_HASH:   {hash: true},
+	donav1.Algorithm_ALGORITHM_PEAK_EWMA:         {choices: true},
 }
 
 // check turns an answer into a plan of our own, or says why not. The answer may
@@ -50,6 +57,10 @@ func check(plugin string, req *pluginv1.CompileRequest, reply *pluginv1.CompileR
 	if bad := checkAlgorithm(p); bad != nil {
 		return Result{}, bad
 	}
+	hash, bad := checkHash(req.GetScope(), p)
+	if bad != nil {
+		return Result{}, bad
+	}
 	if bad := checkWeights(req, p); bad != nil {
 		return Result{}, bad
 	}
@@ -62,11 +73,14 @@ func check(plugin string, req *pluginv1.CompileRequest, reply *pluginv1.CompileR
 	}
 	return Result{
 		Plan: &donav1.Plan{
-			Strategy:     plugin,
-			Algorithm:    p.GetAlgorithm(),
-			Weights:      p.GetWeights(),
-			GroupWeights: p.GetGroupWeights(),
-			Choices:      p.GetChoices(),
+			Strategy:       plugin,
+			Algorithm:      p.GetAlgorithm(),
+			Weights:        p.GetWeights(),
+			GroupWeights:   p.GetGroupWeights(),
+			GroupTiers:     p.GetGroupTiers(),
+			Hash:           hash,
+			Choices:        p.GetChoices(),
+			MaxLoadPercent: p.GetMaxLoadPercent(),
 		},
 		RefreshAfter: refresh,
 	}, nil
@@ -74,25 +88,50 @@ func check(plugin string, req *pluginv1.CompileRequest, reply *pluginv1.CompileR
 
 func checkAlgorithm(p *donav1.Plan) *fault {
 	a := p.GetAlgorithm()
-	if _, known := donav1.Algorithm_name[int32(a)]; !known || a == donav1.Algorithm_ALGORITHM_UNSPECIFIED {
-		return refuse(reasonAlgorithm, "algorithm is %d: allowed are ROUND_ROBIN and LEAST_CONNECTIONS", a)
-	}
-	if !executed[a] {
-		return refuse(reasonNotExecuted, "algorithm is %s: clients of this version execute ROUND_ROBIN and LEAST_CONNECTIONS", a)
-	}
+	has, known := executed[a]
 	switch {
-	case len(p.GetGroupTiers()) > 0:
+	case !known:
+		return refuse(reasonAlgorithm, "algorithm is %s (%d): clients of this version execute those from ROUND_ROBIN (1) to PEAK_EWMA (6)", a, a)
+	case len(p.GetGroupTiers()) > 0 && !has.tiers:
 		return refuse(reasonField, "group_tiers belongs to TIERED")
-	case p.GetHash() != nil:
+	case p.GetHash() != nil && !has.hash:
 		return refuse(reasonField, "hash belongs to CONSISTENT_HASH")
-	case p.GetMaxLoadPercent() != 0:
+	case p.GetMaxLoadPercent() != 0 && !has.hash:
 		return refuse(reasonField, "max_load_percent belongs to CONSISTENT_HASH")
-	case p.GetChoices() != 0 && a != donav1.Algorithm_ALGORITHM_LEAST_CONNECTIONS:
-		return refuse(reasonField, "choices belongs to LEAST_CONNECTIONS")
+	case p.GetChoices() != 0 && !has.choices:
+		return refuse(reasonField, "choices belongs to LEAST_CONNECTIONS and PEAK_EWMA")
 	case p.GetChoices() > MaxChoices:
 		return refuse(reasonChoices, "choices is %d: allowed are 0 (2) to %d", p.GetChoices(), MaxChoices)
 	}
 	return nil
+}
+
+// checkHash returns what a consistent hash goes by, nil for another algorithm.
+func checkHash(scope string, p *donav1.Plan) (*donav1.HashPolicy, *fault) {
+	if !executed[p.GetAlgorithm()].hash {
+		return nil, nil
+	}
+	if m := p.GetMaxLoadPercent(); m != 0 && (m < MinLoadPercent || m > MaxLoadPercent) {
+		return nil, refuse(reasonMaxLoad, "max_load_percent is %d: allowed are 0 (125) and %d to %d", m, MinLoadPercent, MaxLoadPercent)
+	}
+	source, name := p.GetHash().GetSource(), p.GetHash().GetName()
+	named := false
+	switch source {
+	case donav1.HashPolicy_SOURCE_ATTRIBUTE, donav1.HashPolicy_SOURCE_HEADER:
+		named = true
+	case donav1.HashPolicy_SOURCE_UNIT, donav1.HashPolicy_SOURCE_CLIENT_IP, donav1.HashPolicy_SOURCE_CLIENT_ID, donav1.HashPolicy_SOURCE_TARGET_HOST:
+	default:
+		return nil, refuse(reasonHash, "hash.source is %s (%d): allowed are UNIT (1) to TARGET_HOST (6)", source, source)
+	}
+	switch {
+	case strings.HasPrefix(scope, "service/") && source != donav1.HashPolicy_SOURCE_UNIT && source != donav1.HashPolicy_SOURCE_ATTRIBUTE:
+		return nil, refuse(reasonHash, "hash.source is %s: clients of a service know UNIT and ATTRIBUTE; the others are for routings", source)
+	case named && (name == "" || len(name) > MaxHashName):
+		return nil, refuse(reasonHash, "hash.name has %d bytes: %s takes 1 to %d", len(name), source, MaxHashName)
+	case !named && name != "":
+		return nil, refuse(reasonHash, "hash.name is set: %s takes none", source)
+	}
+	return &donav1.HashPolicy{Source: source, Name: name}, nil
 }
 
 // checkWeights refuses weights for what is not a candidate, and a plan that
@@ -121,11 +160,11 @@ func checkWeights(req *pluginv1.CompileRequest, p *donav1.Plan) *fault {
 	return nil
 }
 
-// checkGroups refuses shares for groups without candidates. A group that is not
-// named has no share.
+// checkGroups refuses shares and tiers for groups without candidates. A group that
+// is not named has no share, if others have, and is in tier 0.
 func checkGroups(req *pluginv1.CompileRequest, p *donav1.Plan) *fault {
-	shares := p.GetGroupWeights()
-	if len(shares) == 0 {
+	shares, tiers := p.GetGroupWeights(), p.GetGroupTiers()
+	if len(shares)+len(tiers) == 0 {
 		return nil
 	}
 	// What is left of a group when its candidates' own weights are applied.
@@ -136,6 +175,14 @@ func checkGroups(req *pluginv1.CompileRequest, p *donav1.Plan) *fault {
 			w = c.GetWeight()
 		}
 		left[c.GetGroup()] += uint64(w)
+	}
+	for group := range tiers {
+		if _, known := left[group]; !known {
+			return refuse(reasonUnknownGroup, "a tier is for a group without candidates")
+		}
+	}
+	if len(shares) == 0 {
+		return nil
 	}
 	sum := uint64(0)
 	for group, share := range shares {

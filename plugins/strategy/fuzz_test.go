@@ -12,7 +12,16 @@ import (
 	"github.com/dodona-project/dodona/plugins/strategy"
 	donav1 "github.com/dodona-project/dodona/proto/dona/v1"
 	pluginv1 "github.com/dodona-project/dodona/proto/plugin/v1"
+	"github.com/dodona-project/dodona/sdk/dona/plan"
 )
+
+// candidatesOf is what a client makes of the endpoints that the host asked about.
+func candidatesOf(req *pluginv1.CompileRequest) (out []plan.Candidate) {
+	for _, c := range req.GetCandidates() {
+		out = append(out, plan.Candidate{ID: c.GetId(), Group: c.GetGroup(), Weight: c.GetWeight(), Load: &plan.Load{}})
+	}
+	return out
+}
 
 // FuzzAnswer feeds the facade every message that decodes. An accepted plan is
 // one a client can execute, whatever the plugin sent.
@@ -24,6 +33,9 @@ func FuzzAnswer(f *testing.F) {
 		{Plan: &donav1.Plan{Algorithm: roundRobin, GroupWeights: map[string]uint32{"z1": 1, "z2": 0}}},
 		{Plan: &donav1.Plan{Algorithm: -5, Weights: map[string]uint32{"zz": 1 << 31}}},
 		{Plan: &donav1.Plan{Algorithm: roundRobin, Hash: &donav1.HashPolicy{Name: "x"}, GroupTiers: map[string]uint32{"z1": 9}}},
+		{Plan: &donav1.Plan{Algorithm: donav1.Algorithm_ALGORITHM_TIERED, GroupTiers: map[string]uint32{"z1": 9}, GroupWeights: map[string]uint32{"z2": 2}}},
+		{Plan: &donav1.Plan{Algorithm: consistentHash, Hash: &donav1.HashPolicy{Source: donav1.HashPolicy_SOURCE_ATTRIBUTE, Name: "x"}, MaxLoadPercent: 150}},
+		{Plan: &donav1.Plan{Algorithm: donav1.Algorithm_ALGORITHM_PEAK_EWMA, Choices: 32, Weights: map[string]uint32{"a": 0}}},
 	} {
 		text, err := proto.Marshal(seed)
 		if err != nil {
@@ -46,11 +58,15 @@ func FuzzAnswer(f *testing.F) {
 			return
 		}
 		p := r.Plan
-		if p.GetStrategy() != "mine" || p.GetGeneration() != 0 || (p.GetAlgorithm() != roundRobin && p.GetAlgorithm() != least) {
+		if p.GetStrategy() != "mine" || p.GetGeneration() != 0 || len(p.ProtoReflect().GetUnknown()) != 0 || len(p.GetHash().ProtoReflect().GetUnknown()) != 0 {
 			t.Fatalf("plan %v", p)
 		}
-		if p.GetHash() != nil || len(p.GetGroupTiers()) != 0 || p.GetMaxLoadPercent() != 0 || len(p.ProtoReflect().GetUnknown()) != 0 {
-			t.Fatalf("plan %v has what no client executes", p)
+		client, err := plan.New(p, candidatesOf(req), 0)
+		if err != nil {
+			t.Fatalf("a client refuses plan %v: %v", p, err)
+		}
+		if i, ok := client.Pick(1, nil); !ok || i >= len(req.GetCandidates()) {
+			t.Fatalf("plan %v gives a client nobody", p)
 		}
 		known, sum := map[string]bool{}, uint64(0)
 		for _, c := range req.GetCandidates() {

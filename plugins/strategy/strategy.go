@@ -27,6 +27,13 @@ const (
 	MaxWeight  = 1_000_000
 	MaxChoices = 32
 
+	// MinLoadPercent and MaxLoadPercent bound what one candidate may have of the
+	// average load: at 100 nobody has room for a hash to choose.
+	MinLoadPercent = 101
+	MaxLoadPercent = 10_000
+
+	MaxHashName = 128 // bytes of an attribute's or header's name
+
 	// MinRefresh and MaxRefresh bound how soon a plugin can ask to be called
 	// again without a change.
 	MinRefresh = time.Second

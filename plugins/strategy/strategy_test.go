@@ -3,6 +3,7 @@ package strategy_test
 import (
 	"context"
 	"errors"
+	"strings"
 	"testing"
 	"time"
 
@@ -63,8 +64,9 @@ func request() *pluginv1.CompileRequest {
 }
 
 const (
-	roundRobin = donav1.Algorithm_ALGORITHM_ROUND_ROBIN
-	least      = donav1.Algorithm_ALGORITHM_LEAST_CONNECTIONS
+	roundRobin     = donav1.Algorithm_ALGORITHM_ROUND_ROBIN
+	least          = donav1.Algorithm_ALGORITHM_LEAST_CONNECTIONS
+	consistentHash = donav1.Algorithm_ALGORITHM_CONSISTENT_HASH
 )
 
 func TestAnswers(t *testing.T) {
@@ -82,6 +84,16 @@ func TestAnswers(t *testing.T) {
 	refresh := func(d *durationpb.Duration) *pluginv1.CompileReply {
 		return &pluginv1.CompileReply{Plan: &donav1.Plan{Algorithm: roundRobin}, RefreshAfter: d}
 	}
+	tiers := func(g map[string]uint32) *pluginv1.CompileReply {
+		return plan(func(p *donav1.Plan) { p.Algorithm, p.GroupTiers = donav1.Algorithm_ALGORITHM_TIERED, g })
+	}
+	const unit, attribute = donav1.HashPolicy_SOURCE_UNIT, donav1.HashPolicy_SOURCE_ATTRIBUTE
+	hash := func(source donav1.HashPolicy_Source, name string, maxLoad uint32) *pluginv1.CompileReply {
+		return plan(func(p *donav1.Plan) {
+			p.Algorithm, p.MaxLoadPercent = consistentHash, maxLoad
+			p.Hash = &donav1.HashPolicy{Source: source, Name: name}
+		})
+	}
 	for _, tc := range []struct {
 		name   string
 		reply  *pluginv1.CompileReply
@@ -93,6 +105,13 @@ func TestAnswers(t *testing.T) {
 		{"one candidate left", weights(map[string]uint32{"a": 0, "b": 0, "c": 1}), ""},
 		{"groups", groups(nil, map[string]uint32{"z1": 1}), ""},
 		{"choices", plan(func(p *donav1.Plan) { p.Algorithm, p.Choices = least, 32 }), ""},
+		{"random", plan(func(p *donav1.Plan) { p.Algorithm = donav1.Algorithm_ALGORITHM_RANDOM }), ""},
+		{"tiers of one group", tiers(map[string]uint32{"z2": 4_000_000_000}), ""},
+		{"no tiers", tiers(nil), ""},
+		{"hash by unit", hash(unit, "", 0), ""},
+		{"hash by attribute", hash(attribute, strings.Repeat("x", 128), 101), ""},
+		{"a high bound", hash(unit, "", 10_000), ""},
+		{"peak ewma", plan(func(p *donav1.Plan) { p.Algorithm, p.Choices = donav1.Algorithm_ALGORITHM_PEAK_EWMA, 3 }), ""},
 		{"refresh", refresh(durationpb.New(time.Minute)), ""},
 		{"refresh zero", refresh(durationpb.New(0)), ""},
 
@@ -101,10 +120,18 @@ func TestAnswers(t *testing.T) {
 		{"no algorithm", plan(func(p *donav1.Plan) { p.Algorithm = 0 }), "algorithm"},
 		{"unknown algorithm", plan(func(p *donav1.Plan) { p.Algorithm = 99 }), "algorithm"},
 		{"negative algorithm", plan(func(p *donav1.Plan) { p.Algorithm = -1 }), "algorithm"},
-		{"random", plan(func(p *donav1.Plan) { p.Algorithm = donav1.Algorithm_ALGORITHM_RANDOM }), "algorithm_not_executed"},
-		{"tiered", plan(func(p *donav1.Plan) { p.Algorithm = donav1.Algorithm_ALGORITHM_TIERED }), "algorithm_not_executed"},
-		{"consistent hash", plan(func(p *donav1.Plan) { p.Algorithm = donav1.Algorithm_ALGORITHM_CONSISTENT_HASH }), "algorithm_not_executed"},
-		{"peak ewma", plan(func(p *donav1.Plan) { p.Algorithm = donav1.Algorithm_ALGORITHM_PEAK_EWMA }), "algorithm_not_executed"},
+		{"hash by nothing", hash(0, "", 0), "hash"},
+		{"hash by something unknown", hash(7, "", 0), "hash"},
+		{"hash by something negative", hash(-1, "", 0), "hash"},
+		{"no hash policy", plan(func(p *donav1.Plan) { p.Algorithm = consistentHash }), "hash"},
+		{"hash by an attribute without a name", hash(attribute, "", 0), "hash"},
+		{"hash by a long name", hash(attribute, strings.Repeat("x", 129), 0), "hash"},
+		{"a name for the unit", hash(unit, "x", 0), "hash"},
+		{"a service has no headers", hash(donav1.HashPolicy_SOURCE_HEADER, "x-cart", 0), "hash"},
+		{"a service has no client addresses", hash(donav1.HashPolicy_SOURCE_CLIENT_IP, "", 0), "hash"},
+		{"no room for the average", hash(unit, "", 100), "max_load_percent"},
+		{"a bound that is none", hash(unit, "", 10_001), "max_load_percent"},
+		{"a tier of an unknown group", tiers(map[string]uint32{"z9": 1}), "unknown_group"},
 		{"unknown id", weights(map[string]uint32{"d": 1}), "unknown_id"},
 		{"another service's ids", weights(map[string]uint32{"a": 1, "cart-1": 5}), "unknown_id"},
 		{"empty id", weights(map[string]uint32{"": 1}), "unknown_id"},
@@ -147,15 +174,31 @@ func TestAnswers(t *testing.T) {
 	}
 }
 
+// A proxy knows what an application does not.
+func TestRoutingsHashByMore(t *testing.T) {
+	for source, name := range map[donav1.HashPolicy_Source]string{
+		donav1.HashPolicy_SOURCE_HEADER: "x-cart", donav1.HashPolicy_SOURCE_CLIENT_IP: "", donav1.HashPolicy_SOURCE_CLIENT_ID: "", donav1.HashPolicy_SOURCE_TARGET_HOST: "",
+	} {
+		p := &donav1.Plan{Algorithm: consistentHash, Hash: &donav1.HashPolicy{Source: source, Name: name}}
+		req := request()
+		req.Scope = "routing/cart"
+		if r, err := strategy.New(&caller{reply: &pluginv1.CompileReply{Plan: p}}).Compile(t.Context(), "mine", req); err != nil || r.Plan.GetHash().GetSource() != source {
+			t.Errorf("%s: %v, %v", source, r.Plan, err)
+		}
+	}
+}
+
 // What a plugin adds to a plan, or sets of what is the host's, goes nowhere.
 func TestPlanIsTheHostsOwn(t *testing.T) {
-	p := &donav1.Plan{Algorithm: roundRobin, Generation: 7}
+	hash := &donav1.HashPolicy{Source: donav1.HashPolicy_SOURCE_UNIT}
+	p := &donav1.Plan{Algorithm: consistentHash, Generation: 7, Hash: proto.CloneOf(hash), MaxLoadPercent: 110}
 	p.ProtoReflect().SetUnknown([]byte{0xfa, 0x3f, 1, 'x'}) // field 1023
+	p.Hash.ProtoReflect().SetUnknown([]byte{0xfa, 0x3f, 1, 'x'})
 	r, err := strategy.New(&caller{reply: &pluginv1.CompileReply{Plan: p}}).Compile(t.Context(), "mine", request())
 	if err != nil {
 		t.Fatal(err)
 	}
-	if !proto.Equal(r.Plan, &donav1.Plan{Strategy: "mine", Algorithm: roundRobin}) {
+	if !proto.Equal(r.Plan, &donav1.Plan{Strategy: "mine", Algorithm: consistentHash, Hash: hash, MaxLoadPercent: 110}) {
 		t.Errorf("plan %v", r.Plan)
 	}
 }

@@ -99,7 +99,9 @@ type Pick struct {
 // Outcome says how a call went.
 type Outcome struct {
 	Success bool
-	// Latency is reported with a resolution of about 3 %; 0 = not measured.
+	// Latency is how long the call took; 0 = not measured. It is reported with a
+	// resolution of about 3 %. Under the strategy peak-ewma further picks go by it:
+	// whoever leaves it out there gets least connections.
 	Latency time.Duration
 	// Code is the gRPC or HTTP status as text ("OK", "503"), at most 32 bytes.
 	Code string
@@ -111,6 +113,7 @@ func (p *Pick) Done(o Outcome) {
 	if p.load == nil {
 		return
 	}
+	p.program.Observe(p.index, o.Latency, o.Success)
 	p.load.End()
 	p.load = nil
 	p.service.client.reporter.Outcome(p.program, p.index, report.Outcome(o))

@@ -319,3 +319,29 @@ func TestPickAllocatesNothing(t *testing.T) {
 		t.Errorf("Pick and Done allocate %v times", least)
 	}
 }
+
+// Under peak EWMA, what Done is told decides further picks.
+func TestLatenciesDecideFurtherPicks(t *testing.T) {
+	h := startHost(t)
+	s := &donav1.ConfigSnapshot{Service: "checkout", Version: 7, Plan: &donav1.Plan{Algorithm: donav1.Algorithm_ALGORITHM_PEAK_EWMA, Choices: 32},
+		Endpoints: []*donav1.Endpoint{{Id: "a", Variant: "v1", LbWeight: 100}, {Id: "b", Variant: "v1", LbWeight: 100}, {Id: "c", Variant: "v1", LbWeight: 100}}}
+	h.publish(s)
+	svc := dial(t, h.address).Service("checkout")
+	ready(t, svc)
+	got := map[string]int{}
+	for range 300 {
+		p, err := svc.Pick(t.Context(), dona.Request{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		got[p.Endpoint.ID]++
+		took := time.Minute
+		if p.Endpoint.ID == "b" {
+			took = time.Millisecond
+		}
+		p.Done(dona.Outcome{Success: true, Latency: took})
+	}
+	if got["b"] < 290 {
+		t.Errorf("b is the fastest by far: %v", got)
+	}
+}

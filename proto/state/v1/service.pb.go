@@ -172,12 +172,14 @@ func (x *ServiceList) GetCount() uint32 {
 }
 
 // svc/<service>/calls/<endpoint>: outcomes of one endpoint in three slots of
-// 10 s, for its share of errors. Soft.
+// 10 s, for its share of errors and its latency. Soft.
 type EndpointCalls struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Slot          int64                  `protobuf:"varint,1,opt,name=slot,proto3" json:"slot,omitempty"`                // unix time in 10 s, of the newest slot
 	Requests      []uint32               `protobuf:"varint,2,rep,packed,name=requests,proto3" json:"requests,omitempty"` // newest first
 	Errors        []uint32               `protobuf:"varint,3,rep,packed,name=errors,proto3" json:"errors,omitempty"`
+	Measured      []uint32               `protobuf:"varint,4,rep,packed,name=measured,proto3" json:"measured,omitempty"`                    // those of the requests whose latency was reported
+	LatencyUs     []uint64               `protobuf:"varint,5,rep,packed,name=latency_us,json=latencyUs,proto3" json:"latency_us,omitempty"` // their sum
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -229,6 +231,20 @@ func (x *EndpointCalls) GetRequests() []uint32 {
 func (x *EndpointCalls) GetErrors() []uint32 {
 	if x != nil {
 		return x.Errors
+	}
+	return nil
+}
+
+func (x *EndpointCalls) GetMeasured() []uint32 {
+	if x != nil {
+		return x.Measured
+	}
+	return nil
+}
+
+func (x *EndpointCalls) GetLatencyUs() []uint64 {
+	if x != nil {
+		return x.LatencyUs
 	}
 	return nil
 }
@@ -713,11 +729,14 @@ const file_state_v1_service_proto_rawDesc = "" +
 	"configured\x18\b \x01(\bR\n" +
 	"configured\"#\n" +
 	"\vServiceList\x12\x14\n" +
-	"\x05count\x18\x01 \x01(\rR\x05count\"W\n" +
+	"\x05count\x18\x01 \x01(\rR\x05count\"\x92\x01\n" +
 	"\rEndpointCalls\x12\x12\n" +
 	"\x04slot\x18\x01 \x01(\x03R\x04slot\x12\x1a\n" +
 	"\brequests\x18\x02 \x03(\rR\brequests\x12\x16\n" +
-	"\x06errors\x18\x03 \x03(\rR\x06errors\"L\n" +
+	"\x06errors\x18\x03 \x03(\rR\x06errors\x12\x1a\n" +
+	"\bmeasured\x18\x04 \x03(\rR\bmeasured\x12\x1d\n" +
+	"\n" +
+	"latency_us\x18\x05 \x03(\x04R\tlatencyUs\"L\n" +
 	"\x04Cell\x12\x18\n" +
 	"\avariant\x18\x01 \x01(\tR\avariant\x12\x16\n" +
 	"\x06region\x18\x02 \x01(\tR\x06region\x12\x12\n" +

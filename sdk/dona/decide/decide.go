@@ -26,9 +26,11 @@ import (
 // kept: its slices may live on the caller's stack and be used again.
 type Request struct {
 	// Unit is who the request is for (a user, a session): the same unit gets the
-	// same variant. Empty is anonymous. At most 1,024 bytes, no zero byte.
+	// same variant and, under a plan that hashes by unit, the same endpoint while
+	// that has room. Empty is anonymous. At most 1,024 bytes, no zero byte.
 	Unit string
-	// Attributes are what targeting rules look at. The first of a name counts.
+	// Attributes are what targeting rules look at, and a plan that hashes by one.
+	// The first of a name counts.
 	Attributes []Attribute
 	// Regions, when not empty, are the only regions that may serve this request,
 	// on top of the service's own policy.
@@ -123,17 +125,18 @@ func (p *Program) decide(req *Request, trace *Trace) Result {
 		res.Kind, res.Err = KindUnavailable, v.noVariant
 		return res
 	}
-	i, ok := from.picker.Pick(req.Tried)
+	key := p.hashKey(req)
+	i, ok := from.picker.Pick(key, req.Tried)
 	if !ok {
 		res.Kind, res.Err = KindUnavailable, v.noneLeft
 		if trace != nil {
-			trace.picked(p, from, -1)
+			trace.picked(p, from, key, -1)
 		}
 		return res
 	}
 	res.Endpoint = from.members[i]
 	if trace != nil {
-		trace.picked(p, from, res.Endpoint)
+		trace.picked(p, from, key, res.Endpoint)
 	}
 	return res
 }

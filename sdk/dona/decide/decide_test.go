@@ -283,9 +283,10 @@ func TestManyAttributes(t *testing.T) {
 
 func TestSnapshotsThatAreRefused(t *testing.T) {
 	for name, change := range map[string]func(*donav1.ConfigSnapshot){
-		"ALGORITHM_CONSISTENT_HASH": func(s *donav1.ConfigSnapshot) {
+		"hashes by SOURCE_UNSPECIFIED": func(s *donav1.ConfigSnapshot) {
 			s.Plan = &donav1.Plan{Algorithm: donav1.Algorithm_ALGORITHM_CONSISTENT_HASH}
 		},
+		"has algorithm 99":              func(s *donav1.ConfigSnapshot) { s.Plan = &donav1.Plan{Algorithm: 99} },
 		"ALGORITHM_UNSPECIFIED":         func(s *donav1.ConfigSnapshot) { s.Plan = &donav1.Plan{} },
 		`endpoint id "a"`:               func(s *donav1.ConfigSnapshot) { s.Endpoints = append(s.Endpoints, s.Endpoints[0]) },
 		`variant "v1" is twice`:         func(s *donav1.ConfigSnapshot) { s.Weights = append(s.Weights, s.Weights[1]) },

@@ -32,7 +32,10 @@ func drawSnapshot(t *rapid.T) *donav1.ConfigSnapshot {
 	s.Residency = &donav1.ResidencyPolicy{AllowedRegions: rapid.SliceOfN(someRegions, 0, 2).Draw(t, "policy")}
 	s.QuarantinedVariants = rapid.SliceOfNDistinct(someVariants, 0, 2, rapid.ID[string]).Draw(t, "quarantined")
 	if rapid.Bool().Draw(t, "planned") {
-		s.Plan = &donav1.Plan{Algorithm: rapid.SampledFrom([]donav1.Algorithm{1, 3}).Draw(t, "algorithm")}
+		s.Plan = &donav1.Plan{Algorithm: donav1.Algorithm(rapid.Int32Range(1, 6).Draw(t, "algorithm"))}
+		if s.Plan.Algorithm == donav1.Algorithm_ALGORITHM_CONSISTENT_HASH {
+			s.Plan.Hash = &donav1.HashPolicy{Source: donav1.HashPolicy_Source(rapid.Int32Range(1, 6).Draw(t, "source")), Name: "country"}
+		}
 	}
 	return s
 }

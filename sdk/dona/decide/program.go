@@ -7,6 +7,7 @@ import (
 	"slices"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	donav1 "github.com/dodona-project/dodona/proto/dona/v1"
 	"github.com/dodona-project/dodona/sdk/dona/bucket"
@@ -31,6 +32,9 @@ type Program struct {
 	policy     []string
 	ruleID     string
 	plan       *donav1.Plan
+	hash       donav1.HashPolicy_Source // of the plan; unspecified = it does not hash
+	hashName   string                   // of the attribute
+	timed      bool                     // the plan chooses by how long calls took
 
 	base *View // for requests that name no regions
 
@@ -76,6 +80,12 @@ func Compile(s *donav1.ConfigSnapshot, loads *plan.Loads) (*Program, error) {
 		ruleID:     s.GetResidency().GetRuleId(),
 		plan:       s.GetPlan(),
 		values:     map[string]uint32{},
+	}
+	switch p.plan.GetAlgorithm() {
+	case donav1.Algorithm_ALGORITHM_CONSISTENT_HASH:
+		p.hash, p.hashName = p.plan.GetHash().GetSource(), p.plan.GetHash().GetName()
+	case donav1.Algorithm_ALGORITHM_PEAK_EWMA:
+		p.timed = true
 	}
 	c := compiler{p: p, variants: map[string]int32{}, strings: map[string]string{}}
 	if err := c.endpoints(s, loads); err != nil {
@@ -191,6 +201,14 @@ func (p *Program) CopyEndpoint(i int32, to *Endpoint) { *to = p.endpoints[i] }
 
 // Load returns the calls in flight to the endpoint of a Result.
 func (p *Program) Load(i int32) *plan.Load { return p.details[i].load }
+
+// Observe notes how long a call to the endpoint of a Result took, if the plan chooses
+// by that. Zero is a call that was not measured.
+func (p *Program) Observe(i int32, took time.Duration, success bool) {
+	if p.timed {
+		p.details[i].load.Observe(took, success)
+	}
+}
 
 // Flag returns the key of the flag of a Result, or empty for -1.
 func (p *Program) Flag(i int32) string {

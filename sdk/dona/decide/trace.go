@@ -192,12 +192,12 @@ func (t *Trace) weighted(p *Program, v *View, chosen *share, place uint64, stick
 		append(detail, fmt.Sprintf("place %d of %d, %s", place, bucket.Buckets, how))...)
 }
 
-func (t *Trace) picked(p *Program, from *pool, endpoint int32) {
+func (t *Trace) picked(p *Program, from *pool, key uint64, endpoint int32) {
 	algorithm := "ROUND_ROBIN"
 	if p.plan != nil {
 		algorithm = strings.TrimPrefix(p.plan.GetAlgorithm().String(), "ALGORITHM_")
 	}
-	detail := fmt.Sprintf("%s among %d of %d", algorithm, from.picker.Len(), len(from.members))
+	detail := fmt.Sprintf("%s%s among %d of %d", algorithm, p.hashedBy(key), from.picker.Len(), len(from.members))
 	if s := p.plan.GetStrategy(); s != "" {
 		detail += ", plan of strategy " + s
 	}

@@ -2,75 +2,17 @@ package plan
 
 import "math/rand/v2"
 
-// aliasEntry is one column of an alias table: a draw that lands in the column is
-// the column's own slot below the threshold, else the other one.
-type aliasEntry struct {
-	threshold uint32
-	other     int32
-}
+// Taking the better of a few candidates drawn at random spreads load almost as
+// evenly as asking all of them, and does not make all clients prefer the same one:
+// M. Mitzenmacher, "The Power of Two Choices in Randomized Load Balancing", 2001.
 
-// newAlias builds the table with which one random number draws a slot in
-// proportion to its weight, in constant time. It is nil when all weights are equal:
-// then a column is its own slot, and a draw reads no table.
-func newAlias(slots []slot) []aliasEntry {
-	if equal(slots) {
-		return nil
-	}
-	n := len(slots)
-	table := make([]aliasEntry, n)
-	var total float64
-	for _, s := range slots {
-		total += float64(s.weight)
-	}
-	fill := make([]float64, n) // in columns; 1 is full
-	var under, over []int32
-	for i, s := range slots {
-		fill[i] = float64(s.weight) * float64(n) / total
-		table[i] = aliasEntry{threshold: 1<<32 - 1, other: int32(i)}
-		if fill[i] < 1 {
-			under = append(under, int32(i))
-		} else {
-			over = append(over, int32(i))
-		}
-	}
-	for len(under) > 0 && len(over) > 0 {
-		small, big := under[len(under)-1], over[len(over)-1]
-		under = under[:len(under)-1]
-		table[small] = aliasEntry{threshold: uint32(fill[small] * (1 << 32)), other: big}
-		if fill[big] -= 1 - fill[small]; fill[big] < 1 {
-			over = over[:len(over)-1]
-			under = append(under, big)
-		}
-	}
-	return table
-}
-
-func equal(slots []slot) bool {
-	for i := range slots {
-		if slots[i].weight != slots[0].weight {
-			return false
-		}
-	}
-	return true
-}
-
-// draw returns a slot in proportion to weight from 32 random bits: their upper
-// part chooses the column, what is left the side.
-func (k *Picker) draw(random uint32) int {
-	wide := uint64(random) * uint64(len(k.slots))
-	column := int(wide >> 32)
-	if k.alias == nil {
-		return column
-	}
-	if e := k.alias[column]; uint32(wide) >= e.threshold {
-		return int(e.other)
-	}
-	return column
-}
-
-// less reports whether slot a is less loaded than slot b for its weight.
+// less reports whether slot a is less loaded than slot b for its weight. With peak
+// EWMA the load is what a call there would cost.
 func (k *Picker) less(a, b int) bool {
 	x, y := &k.slots[a], &k.slots[b]
+	if k.algorithm == peakEWMA {
+		return x.cheaper(y)
+	}
 	return uint64(max(0, x.load.InFlight()))*y.weight < uint64(max(0, y.load.InFlight()))*x.weight
 }
 
@@ -96,6 +38,18 @@ func (k *Picker) leastLoaded(tried []string) int {
 		compared++
 		if best < 0 || k.less(s, best) {
 			best = s
+		}
+	}
+	return best
+}
+
+// least goes through all slots and returns the least loaded of those not tried; -1
+// when there is none.
+func (k *Picker) least(tried []string) int {
+	best := -1
+	for i := range k.slots {
+		if !contains(tried, k.slots[i].id) && (best < 0 || k.less(i, best)) {
+			best = i
 		}
 	}
 	return best

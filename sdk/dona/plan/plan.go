@@ -4,30 +4,45 @@
 //
 // A Picker is built once per plan and candidate set and then only read: picking
 // takes no lock, allocates nothing and costs the same at ten thousand candidates
-// as at ten. What changes with every request, the number of calls in flight, is
-// kept in a Load per endpoint, which outlives pickers and snapshots.
+// as at ten. What changes with every request, the calls in flight and how long they
+// took, is kept in a Load per endpoint, which outlives pickers and snapshots.
+//
+// What all algorithms have in common: a candidate's share is its weight, within
+// that of its group; without a share it is never picked; what was tried is left
+// out, and only when everything with a share was tried there is nothing to pick.
 package plan
 
 import (
 	"fmt"
+	"math/rand/v2"
 	"sync/atomic"
 
 	donav1 "github.com/dodona-project/dodona/proto/dona/v1"
 )
 
-// DefaultChoices is how many candidates LEAST_CONNECTIONS compares when the plan
-// does not say.
+// DefaultChoices is how many candidates LEAST_CONNECTIONS and PEAK_EWMA compare
+// when the plan does not say.
 const DefaultChoices = 2
 
 // MaxChoices bounds the candidates compared for one request. A plan that asks
 // for more is executed with this many.
-const MaxChoices = 16
+const MaxChoices = 32
 
-// Load counts the calls in flight to one endpoint. It is padded so that two
-// counters never share a cache line. Safe for concurrent use; must not be copied.
+// DefaultMaxLoad is how much of the average load, in percent, CONSISTENT_HASH
+// lets one candidate have when the plan does not say.
+const DefaultMaxLoad = 125
+
+// MinMaxLoad is the least max_load_percent that leaves everybody a place. A plan
+// that asks for less is executed with this much.
+const MinMaxLoad = 101
+
+// Load is what this process knows of one endpoint: the calls in flight, and how
+// long calls took. It is padded so that two of them never share a cache line. Safe
+// for concurrent use; must not be copied.
 type Load struct {
 	inFlight atomic.Int64
-	_        [120]byte
+	latency  atomic.Uint64 // an estimate; 0 = never measured
+	_        [112]byte
 }
 
 // Begin counts one call more, End one less.
@@ -77,22 +92,43 @@ type Candidate struct {
 // Check says whether this package can execute a plan. A nil plan is fine: it is
 // round robin by the candidates' own weights.
 func Check(p *donav1.Plan) error {
-	switch a := p.GetAlgorithm(); {
-	case p == nil, a == donav1.Algorithm_ALGORITHM_ROUND_ROBIN, a == donav1.Algorithm_ALGORITHM_LEAST_CONNECTIONS:
+	if p == nil {
+		return nil
+	}
+	switch a := p.GetAlgorithm(); a {
+	case roundRobin, random, leastConnections, tiered, peakEWMA:
+		return nil
+	case consistentHash:
+		s := p.GetHash().GetSource()
+		if _, known := donav1.HashPolicy_Source_name[int32(s)]; !known || s == donav1.HashPolicy_SOURCE_UNSPECIFIED {
+			return fmt.Errorf("plan of strategy %q hashes by %s (%d): this client knows what to hash by only from SOURCE_UNIT to SOURCE_TARGET_HOST; update it or choose another strategy",
+				p.GetStrategy(), s, s)
+		}
 		return nil
 	default:
-		return fmt.Errorf("plan of strategy %q has algorithm %s (%d): this client executes ALGORITHM_ROUND_ROBIN and ALGORITHM_LEAST_CONNECTIONS; update it or choose another strategy",
+		return fmt.Errorf("plan of strategy %q has algorithm %s (%d): this client executes those from ALGORITHM_ROUND_ROBIN to ALGORITHM_PEAK_EWMA; update it or choose another strategy",
 			p.GetStrategy(), a, a)
 	}
 }
 
+const (
+	roundRobin       = donav1.Algorithm_ALGORITHM_ROUND_ROBIN
+	random           = donav1.Algorithm_ALGORITHM_RANDOM
+	leastConnections = donav1.Algorithm_ALGORITHM_LEAST_CONNECTIONS
+	tiered           = donav1.Algorithm_ALGORITHM_TIERED
+	consistentHash   = donav1.Algorithm_ALGORITHM_CONSISTENT_HASH
+	peakEWMA         = donav1.Algorithm_ALGORITHM_PEAK_EWMA
+)
+
 // Picker picks among a fixed set of candidates. Safe for concurrent use.
 type Picker struct {
-	slots   []slot // candidates with a share, in the order given
-	least   bool
-	choices int
-	alias   []aliasEntry // least connections: weighted draw
-	wheel   wheel        // round robin
+	slots     []slot // candidates with a share, in the order given
+	algorithm donav1.Algorithm
+	choices   int
+	alias     []aliasEntry // weighted draws
+	wheel     wheel        // round robin, of this tier
+	ring      *ring        // consistent hash
+	spill     *Picker      // tiers: the next one, for when this one has no room
 
 	_    [64]byte // the position is written by every pick, all above only read
 	next atomic.Uint64
@@ -101,8 +137,9 @@ type Picker struct {
 
 type slot struct {
 	load   *Load
-	weight uint64 // its share, relative to the other slots
-	index  int32  // position in the candidates given to New
+	weight uint64  // its share, relative to the other slots
+	index  int32   // position in the candidates given to New
+	scale  float32 // peak EWMA: the mean share in terms of its own
 	id     string
 }
 
@@ -114,44 +151,86 @@ func New(p *donav1.Plan, candidates []Candidate, start uint64) (*Picker, error) 
 	if err := Check(p); err != nil {
 		return nil, err
 	}
-	k := &Picker{least: p.GetAlgorithm() == donav1.Algorithm_ALGORITHM_LEAST_CONNECTIONS}
 	shares := shares(p, candidates)
-	for i, c := range candidates {
-		if shares[i] > 0 {
-			k.slots = append(k.slots, slot{load: c.Load, weight: shares[i], index: int32(i), id: c.ID})
-		}
+	if p.GetAlgorithm() == tiered {
+		return newTiers(p.GetGroupTiers(), candidates, shares, start), nil
 	}
-	if k.least {
+	k := &Picker{algorithm: p.GetAlgorithm(), slots: newSlots(candidates, shares)}
+	switch k.algorithm {
+	case random:
+		k.alias = newAlias(k.slots)
+	case leastConnections, peakEWMA:
 		k.choices = DefaultChoices
 		if c := p.GetChoices(); c != 0 {
 			k.choices = int(min(c, MaxChoices))
 		}
 		k.alias = newAlias(k.slots)
-	} else {
-		k.wheel = newWheel(k.slots)
-		k.next.Store(start)
+		setScales(k.slots)
+	case consistentHash:
+		k.ring = newRing(k.slots, p.GetMaxLoadPercent())
+	default:
+		k.turn(start)
 	}
 	return k, nil
 }
 
+func newSlots(candidates []Candidate, shares []uint64) (slots []slot) {
+	for i, c := range candidates {
+		if shares[i] > 0 {
+			slots = append(slots, slot{load: c.Load, weight: shares[i], index: int32(i), id: c.ID})
+		}
+	}
+	return slots
+}
+
+// turn makes k a round robin.
+func (k *Picker) turn(start uint64) {
+	k.algorithm = roundRobin
+	k.wheel = newWheel(k.slots)
+	k.next.Store(start)
+}
+
 // Len returns the number of candidates that can be picked: those with a share.
-func (k *Picker) Len() int { return len(k.slots) }
+func (k *Picker) Len() int {
+	n := len(k.slots)
+	if k.spill != nil {
+		n += k.spill.Len()
+	}
+	return n
+}
 
 // Pick returns the position, in the candidates given to New, of the one to use
-// next. Candidates whose id is in tried are left out. ok is false when none is
-// left. Pick counts nothing: call Begin on the candidate's Load.
-func (k *Picker) Pick(tried []string) (index int, ok bool) {
+// next. Only CONSISTENT_HASH looks at key, which is made by Key; 0 is a request
+// without one. Candidates whose id is in tried are left out. ok is false when none
+// is left. Pick counts nothing: call Begin on the candidate's Load.
+func (k *Picker) Pick(key uint64, tried []string) (index int, ok bool) {
+	for ; k != nil; k = k.spill {
+		if s := k.pick(key, tried); s >= 0 {
+			return int(k.slots[s].index), true
+		}
+	}
+	return 0, false
+}
+
+// pick returns the slot to use next, or -1.
+func (k *Picker) pick(key uint64, tried []string) int {
 	switch n := len(k.slots); {
 	case n == 0:
-		return 0, false
+		return -1
 	case n == 1 && len(tried) == 0:
-		return int(k.slots[0].index), true
+		return 0
+	case k.ring != nil:
+		return k.hashed(key, tried)
 	case len(tried) > 0:
 		return k.pickUntried(tried)
-	case k.least:
-		return int(k.slots[k.leastLoaded(nil)].index), true
+	}
+	switch k.algorithm {
+	case random:
+		return k.draw(rand.Uint32())
+	case leastConnections, peakEWMA:
+		return k.leastLoaded(nil)
 	default:
-		return int(k.slots[k.wheel.at(k.next.Add(1)-1)].index), true
+		return k.wheel.at(k.next.Add(1) - 1)
 	}
 }
 
@@ -159,34 +238,33 @@ func (k *Picker) Pick(tried []string) (index int, ok bool) {
 // scanned: a long scan only happens when most candidates were tried.
 const attempts = 8
 
-func (k *Picker) pickUntried(tried []string) (int, bool) {
-	if k.least {
-		if i := k.leastLoaded(tried); i >= 0 {
-			return int(k.slots[i].index), true
+func (k *Picker) pickUntried(tried []string) int {
+	switch k.algorithm {
+	case leastConnections, peakEWMA:
+		if s := k.leastLoaded(tried); s >= 0 {
+			return s
 		}
-	} else {
+		return k.least(tried)
+	case random:
 		for range attempts {
-			if s := &k.slots[k.wheel.at(k.next.Add(1)-1)]; !contains(tried, s.id) {
-				return int(s.index), true
+			if s := k.draw(rand.Uint32()); !contains(tried, k.slots[s].id) {
+				return s
 			}
 		}
-	}
-	best := -1
-	for i := range k.slots {
-		if contains(tried, k.slots[i].id) {
-			continue
+		return k.drawUntried(tried)
+	default:
+		for range attempts {
+			if s := k.wheel.at(k.next.Add(1) - 1); !contains(tried, k.slots[s].id) {
+				return s
+			}
 		}
-		if best < 0 || k.less(i, best) {
-			best = i
+		for s := range k.slots {
+			if !contains(tried, k.slots[s].id) {
+				return s
+			}
 		}
-		if !k.least {
-			break
-		}
+		return -1
 	}
-	if best < 0 {
-		return 0, false
-	}
-	return int(k.slots[best].index), true
 }
 
 func contains(ids []string, id string) bool {

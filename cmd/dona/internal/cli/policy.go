@@ -34,7 +34,7 @@ func (a *app) policySetCommand() *cobra.Command {
 
   dona policy set checkout --region eu-west,eu-central --rule-id gdpr-1
   dona policy set checkout --strategy round-robin
-  dona policy set checkout --strategy weighted --strategy-config '{"power": 2}'
+  dona policy set checkout --strategy consistent-hash --strategy-config '{"max_load_percent": 150}'
   dona policy set checkout --clear-residency`,
 		Args: positional("SERVICE"),
 		RunE: func(cmd *cobra.Command, args []string) error {
