@@ -9,6 +9,7 @@ import (
 	"errors"
 
 	"github.com/dodona-project/dodona/builtin/analysis/prometheus"
+	"github.com/dodona-project/dodona/builtin/analysis/sequential"
 	"github.com/dodona-project/dodona/builtin/strategy/leastconnections"
 	"github.com/dodona-project/dodona/builtin/strategy/roundrobin"
 	"github.com/dodona-project/dodona/plugins"
@@ -28,6 +29,8 @@ func All() []*plugin.Plugin {
 			plugin.Summary("the fewest calls in flight among a few, drawn by weight")),
 		plugin.AnalysisOf("prometheus", version, prometheusAnalysis{},
 			plugin.Summary("one instant query against a Prometheus-compatible API")),
+		plugin.AnalysisOf(sequential.Name, version, sequential.Analysis{}, plugin.OwnVerdict(),
+			plugin.Summary("a test of the error rate that may be looked at at every tick")),
 	}
 }
 

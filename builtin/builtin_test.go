@@ -143,6 +143,14 @@ func TestConfigurations(t *testing.T) {
 		{plugins.KindAnalysis, "prometheus", map[string]any{"numerator": "a", "denominator": "b", "min_denominator": 10}, ""},
 		{plugins.KindAnalysis, "prometheus", map[string]any{"numerator": "a"}, "go together"},
 		{plugins.KindAnalysis, "prometheus", map[string]any{"min_denominator": -1}, "/min_denominator"},
+		{plugins.KindAnalysis, "sequential", map[string]any{}, ""},
+		{plugins.KindAnalysis, "sequential", map[string]any{"limit": 0.5, "alpha": 0.001, "beta": 0.5}, ""},
+		{plugins.KindAnalysis, "sequential", map[string]any{"limit": 0}, "/limit"},
+		{plugins.KindAnalysis, "sequential", map[string]any{"limit": 100}, "/limit"},
+		{plugins.KindAnalysis, "sequential", map[string]any{"limit": "5 %"}, "/limit"},
+		{plugins.KindAnalysis, "sequential", map[string]any{"alpha": 0}, "/alpha"},
+		{plugins.KindAnalysis, "sequential", map[string]any{"beta": 0.6}, "/beta"},
+		{plugins.KindAnalysis, "sequential", map[string]any{"gamma": 0.6}, "gamma"},
 	} {
 		err := h.Validate(t.Context(), plugins.ID{Kind: tc.kind, Name: tc.name}, config(t, tc.config))
 		var refused *plugins.ConfigError
@@ -151,6 +159,23 @@ func TestConfigurations(t *testing.T) {
 			t.Errorf("%s %v: %v", tc.name, tc.config, err)
 		case tc.want != "" && (!errors.As(err, &refused) || !strings.Contains(err.Error(), tc.want)):
 			t.Errorf("%s %v: %v, want %q", tc.name, tc.config, err, tc.want)
+		}
+	}
+}
+
+// What the host counted goes through the process and comes back as a verdict.
+func TestSequential(t *testing.T) {
+	h := startHost(t)
+	await(t, h, plugins.KindAnalysis, "sequential")
+	f := analysis.New(h)
+	if !f.OwnVerdict("sequential") || f.OwnVerdict("prometheus") {
+		t.Error("only sequential needs no bounds")
+	}
+	q := &donav1.AnalysisQuery{Name: "errors", NoMaxValue: true, Config: config(t, map[string]any{"limit": 5})}
+	for errors, want := range map[uint64]donav1.Verdict{0: donav1.Verdict_VERDICT_PASS, 10: donav1.Verdict_VERDICT_MISSING, 40: donav1.Verdict_VERDICT_BREACH} {
+		m, err := f.Evaluate(t.Context(), "sequential", &pluginv1.EvaluateRequest{Service: "shop", Query: q, Canary: &pluginv1.Window{Requests: 200, Errors: errors}})
+		if err != nil || m.Verdict != want || len(m.State) == 0 || len(m.Evidence) == 0 {
+			t.Errorf("%d of 200: %+v, %v", errors, m, err)
 		}
 	}
 }

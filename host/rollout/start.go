@@ -53,7 +53,7 @@ func (c *Controller) Start(ctx context.Context, actor string, req *donav1.StartR
 func (c *Controller) checkProviders(ctx context.Context, req *donav1.StartRolloutRequest) (away, err error) {
 	for i, q := range req.GetAnalysis() {
 		at := fmt.Sprintf("analysis[%d]", i)
-		own, err := c.o.Analyzer.Validate(ctx, providerOf(q), q.GetConfig())
+		own, err := c.o.Analyzer.Validate(ctx, providerOf(q), asked(req, i).GetConfig())
 		var bad *ConfigError
 		switch {
 		case errors.Is(err, ErrUnknownProvider):
