@@ -6,7 +6,6 @@ package builtin
 
 import (
 	"context"
-	"errors"
 
 	"github.com/dodona-project/dodona/builtin/analysis/prometheus"
 	"github.com/dodona-project/dodona/builtin/analysis/sequential"
@@ -42,12 +41,7 @@ func Dispatch() { plugins.Dispatch(All()) }
 // prometheusAnalysis gives the provider's function what else a plugin has.
 type prometheusAnalysis struct{}
 
-func (prometheusAnalysis) Configure(_ context.Context, c prometheus.Config) error {
-	if (c.Numerator == "") != (c.Denominator == "") {
-		return errors.New("numerator and denominator go together: set both or none")
-	}
-	return nil
-}
+func (prometheusAnalysis) Configure(_ context.Context, c prometheus.Config) error { return c.Check() }
 
 func (prometheusAnalysis) Evaluate(ctx context.Context, req *pluginv1.EvaluateRequest) (*pluginv1.EvaluateReply, error) {
 	return prometheus.Evaluate(ctx, req)

@@ -143,6 +143,7 @@ func TestConfigurations(t *testing.T) {
 		{plugins.KindAnalysis, "prometheus", map[string]any{"numerator": "a", "denominator": "b", "min_denominator": 10}, ""},
 		{plugins.KindAnalysis, "prometheus", map[string]any{"numerator": "a"}, "go together"},
 		{plugins.KindAnalysis, "prometheus", map[string]any{"min_denominator": -1}, "/min_denominator"},
+		{plugins.KindAnalysis, "prometheus", map[string]any{"min_denominator": 1}, "set all three, or not this one"},
 		{plugins.KindAnalysis, "sequential", map[string]any{}, ""},
 		{plugins.KindAnalysis, "sequential", map[string]any{"limit": 0.5, "alpha": 0.001, "beta": 0.5}, ""},
 		{plugins.KindAnalysis, "sequential", map[string]any{"limit": 0}, "/limit"},
