@@ -9,6 +9,7 @@ import (
 
 	"github.com/dodona-project/dodona/builtin/analysis/prometheus"
 	"github.com/dodona-project/dodona/builtin/analysis/sequential"
+	"github.com/dodona-project/dodona/builtin/analysis/webhook"
 	"github.com/dodona-project/dodona/builtin/strategy/leastconnections"
 	"github.com/dodona-project/dodona/builtin/strategy/roundrobin"
 	"github.com/dodona-project/dodona/plugins"
@@ -30,6 +31,8 @@ func All() []*plugin.Plugin {
 			plugin.Summary("one instant query against a Prometheus-compatible API")),
 		plugin.AnalysisOf(sequential.Name, version, sequential.Analysis{}, plugin.OwnVerdict(),
 			plugin.Summary("a test of the error rate that may be looked at at every tick")),
+		plugin.AnalysisOf(webhook.Name, version, webhook.Analysis{}, plugin.OwnVerdict(),
+			plugin.Summary("an HTTP endpoint of one's own that measures or judges")),
 	}
 }
 

@@ -44,20 +44,23 @@ var client = &http.Client{
 		MaxResponseHeaderBytes: 64 << 10,
 		ForceAttemptHTTP2:      true,
 	},
-	CheckRedirect: func(req *http.Request, via []*http.Request) error {
-		first := via[0]
-		switch {
-		case len(via) > maxRedirects:
-			return errors.New("it redirects without end")
-		case !strings.EqualFold(req.URL.Host, first.URL.Host):
-			return errors.New("it redirects to another host")
-		case first.URL.Scheme == "https" && req.URL.Scheme != "https":
-			return errors.New("it redirects from https to http")
-		case req.Method != first.Method:
-			return fmt.Errorf("it redirects from %s to %s: allowed are 307 and 308", first.Method, req.Method)
-		}
-		return nil
-	},
+	CheckRedirect: Follow,
+}
+
+// Follow says whether a redirect may be followed, as http.Client asks it.
+func Follow(req *http.Request, via []*http.Request) error {
+	first := via[0]
+	switch {
+	case len(via) > maxRedirects:
+		return errors.New("it redirects without end")
+	case !strings.EqualFold(req.URL.Host, first.URL.Host):
+		return errors.New("it redirects to another host")
+	case first.URL.Scheme == "https" && req.URL.Scheme != "https":
+		return errors.New("it redirects from https to http")
+	case req.Method != first.Method:
+		return fmt.Errorf("it redirects from %s to %s: allowed are 307 and 308", first.Method, req.Method)
+	}
+	return nil
 }
 
 // Do sends a request and reads the answer, whatever its status. The error's text
