@@ -78,7 +78,11 @@ func violations(e *ConfigError) string {
 			parts = append(parts, fmt.Sprintf("and %d more", len(e.Violations)-i))
 			break
 		}
-		parts = append(parts, limits.Quote(v.Path)+" "+limits.Quote(v.Message))
+		part := limits.Quote(v.Message)
+		if v.Path != "" { // empty is the whole of it
+			part = limits.Quote(v.Path) + " " + part
+		}
+		parts = append(parts, part)
 	}
 	return strings.Join(parts, "; ")
 }

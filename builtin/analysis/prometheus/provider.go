@@ -82,7 +82,7 @@ func (c Config) Check() error {
 	case math.IsNaN(c.MinDenominator) || c.MinDenominator < 0:
 		return errors.New("min_denominator is negative")
 	case c.MinDenominator > 0 && c.Denominator == "":
-		return errors.New("min_denominator is for the pair of numerator and denominator: set all three, or not this one")
+		return errors.New("min_denominator wants numerator and denominator: set all three, or not this one")
 	}
 	return nil
 }

@@ -42,7 +42,8 @@ type Config struct {
 }
 
 // Check says what is wrong with a configuration, with the environment as it is.
-// It never repeats the value of a variable.
+// It never repeats the value of a variable. The host shows the beginning of a
+// long text only: what to do comes first.
 func (c Config) Check() error {
 	u, err := url.Parse(c.URL)
 	switch {
@@ -51,16 +52,16 @@ func (c Config) Check() error {
 	case err != nil || (u.Scheme != "http" && u.Scheme != "https") || u.Hostname() == "":
 		return errors.New("url is not an http:// or https:// URL with a host")
 	case u.User != nil || u.RawQuery != "" || u.ForceQuery || u.Fragment != "":
-		return errors.New("url has user info, a query or a fragment: allowed are scheme, host, port and path; a secret belongs in a header")
+		return errors.New("url may have no user info, query or fragment: allowed are scheme, host, port and path; a secret belongs in a header")
 	case len(c.Headers) > maxHeaders:
-		return fmt.Errorf("headers has %d entries: allowed are at most %d", len(c.Headers), maxHeaders)
+		return fmt.Errorf("headers: at most %d are allowed, and it has %d", maxHeaders, len(c.Headers))
 	}
 	hosts := os.Getenv(hostsVariable)
 	if hosts != "" && !listed(u, hosts) {
-		return fmt.Errorf("url is on the host %.64q, which %s of the plugin does not list: add it there, or ask another", u.Host, hostsVariable)
+		return fmt.Errorf("url: %s does not list its host: add %.64q there, or ask another", hostsVariable, u.Host)
 	}
 	if hosts == "" && len(c.Headers) > 0 {
-		return fmt.Errorf("headers are sent only to hosts that the plugin's environment names: set %s there", hostsVariable)
+		return fmt.Errorf("headers need %s to be set: they are sent only to hosts that the plugin's environment names", hostsVariable)
 	}
 	_, err = c.header()
 	return err
@@ -83,15 +84,15 @@ func (c Config) header() (http.Header, error) {
 		value := os.Getenv(from)
 		switch {
 		case !headerName.MatchString(name) || slices.Contains(ours, canonical):
-			return nil, fmt.Errorf("headers has %.64q: allowed are names of letters, digits and -, but none that the request itself decides", name)
+			return nil, fmt.Errorf("headers: the name %.64q is not allowed: names are of letters, digits and -, and none that the request itself decides", name)
 		case h.Get(canonical) != "":
-			return nil, fmt.Errorf("headers has %s twice, in different cases", canonical)
+			return nil, fmt.Errorf("headers: %s is there twice, in different cases", canonical)
 		case !variable.MatchString(from) || from == hostsVariable:
-			return nil, fmt.Errorf("headers takes %s from %.64q: allowed are variables of the plugin that begin with WEBHOOK_, but not %s", canonical, from, hostsVariable)
+			return nil, fmt.Errorf("headers: only variables WEBHOOK_* are allowed, but not %s: %s is from %.64q", hostsVariable, canonical, from)
 		case value == "":
-			return nil, fmt.Errorf("headers takes %s from %s, which is not set in the plugin's environment", canonical, from)
+			return nil, fmt.Errorf("headers: %s is not set: %s needs it in the plugin's environment", from, canonical)
 		case strings.ContainsFunc(value, func(r rune) bool { return r < ' ' || r > '~' }):
-			return nil, fmt.Errorf("headers takes %s from %s, whose value is not printable ASCII", canonical, from)
+			return nil, fmt.Errorf("headers: %s is not printable ASCII: %s needs it to be", from, canonical)
 		}
 		h.Set(canonical, value)
 	}

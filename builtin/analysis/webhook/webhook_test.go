@@ -356,15 +356,15 @@ func TestCheck(t *testing.T) {
 		{ok, many, "at most 16"},
 		{ok, with("Host", "WEBHOOK_TOKEN"), "none that the request itself decides"},
 		{ok, with("content-length", "WEBHOOK_TOKEN"), "none that the request itself decides"},
-		{ok, with("X Y", "WEBHOOK_TOKEN"), "names of letters"},
-		{ok, with("X\r\nY", "WEBHOOK_TOKEN"), "names of letters"},
-		{ok, with("", "WEBHOOK_TOKEN"), "names of letters"},
-		{ok, with("X-Token", "OTHER_TOKEN"), "begin with WEBHOOK_"},
-		{ok, with("X-Token", "PATH"), "begin with WEBHOOK_"},
+		{ok, with("X Y", "WEBHOOK_TOKEN"), "names are of letters"},
+		{ok, with("X\r\nY", "WEBHOOK_TOKEN"), "names are of letters"},
+		{ok, with("", "WEBHOOK_TOKEN"), "names are of letters"},
+		{ok, with("X-Token", "OTHER_TOKEN"), "only variables WEBHOOK_* are allowed"},
+		{ok, with("X-Token", "PATH"), "only variables WEBHOOK_* are allowed"},
 		{ok, with("X-Token", "WEBHOOK_HOSTS"), "but not WEBHOOK_HOSTS"},
-		{ok, with("X-Token", ""), "begin with WEBHOOK_"},
-		{ok, with("X-Token", "WEBHOOK_UNSET"), "WEBHOOK_UNSET, which is not set"},
-		{ok, with("X-Token", "WEBHOOK_EMPTY"), "WEBHOOK_EMPTY, which is not set"},
+		{ok, with("X-Token", ""), "only variables WEBHOOK_* are allowed"},
+		{ok, with("X-Token", "WEBHOOK_UNSET"), "WEBHOOK_UNSET is not set"},
+		{ok, with("X-Token", "WEBHOOK_EMPTY"), "WEBHOOK_EMPTY is not set"},
 		{ok, with("X-Token", "WEBHOOK_LINES"), "not printable"},
 		{ok, map[string]string{"X-Token": "WEBHOOK_TOKEN", "x-token": "WEBHOOK_TOKEN"}, "twice"},
 	} {
@@ -383,7 +383,7 @@ func TestCheck(t *testing.T) {
 		t.Error(err)
 	}
 	err := webhook.Config{URL: ok, Headers: with("Authorization", "WEBHOOK_TOKEN")}.Check()
-	if err == nil || !strings.Contains(err.Error(), "set WEBHOOK_HOSTS") {
+	if err == nil || !strings.Contains(err.Error(), "need WEBHOOK_HOSTS") {
 		t.Error(err)
 	}
 	// What was accepted is looked at again when it is used.
