@@ -6,9 +6,10 @@ package builtin
 
 import (
 	"context"
-	"errors"
 
 	"github.com/dodona-project/dodona/builtin/analysis/prometheus"
+	"github.com/dodona-project/dodona/builtin/analysis/sequential"
+	"github.com/dodona-project/dodona/builtin/analysis/webhook"
 	"github.com/dodona-project/dodona/builtin/strategy/consistenthash"
 	"github.com/dodona-project/dodona/builtin/strategy/leastconnections"
 	"github.com/dodona-project/dodona/builtin/strategy/peakewma"
@@ -40,6 +41,10 @@ func All() []*plugin.Plugin {
 			plugin.Summary("the least latency times calls in flight among a few, drawn by weight")),
 		plugin.AnalysisOf("prometheus", version, prometheusAnalysis{},
 			plugin.Summary("one instant query against a Prometheus-compatible API")),
+		plugin.AnalysisOf(sequential.Name, version, sequential.Analysis{}, plugin.OwnVerdict(),
+			plugin.Summary("a test of the error rate that may be looked at at every tick")),
+		plugin.AnalysisOf(webhook.Name, version, webhook.Analysis{}, plugin.OwnVerdict(),
+			plugin.Summary("an HTTP endpoint of one's own that measures or judges")),
 	}
 }
 
@@ -51,12 +56,7 @@ func Dispatch() { plugins.Dispatch(All()) }
 // prometheusAnalysis gives the provider's function what else a plugin has.
 type prometheusAnalysis struct{}
 
-func (prometheusAnalysis) Configure(_ context.Context, c prometheus.Config) error {
-	if (c.Numerator == "") != (c.Denominator == "") {
-		return errors.New("numerator and denominator go together: set both or none")
-	}
-	return nil
-}
+func (prometheusAnalysis) Configure(_ context.Context, c prometheus.Config) error { return c.Check() }
 
 func (prometheusAnalysis) Evaluate(ctx context.Context, req *pluginv1.EvaluateRequest) (*pluginv1.EvaluateReply, error) {
 	return prometheus.Evaluate(ctx, req)

@@ -197,6 +197,21 @@ func TestConfigurations(t *testing.T) {
 		{plugins.KindAnalysis, "prometheus", map[string]any{"numerator": "a", "denominator": "b", "min_denominator": 10}, ""},
 		{plugins.KindAnalysis, "prometheus", map[string]any{"numerator": "a"}, "go together"},
 		{plugins.KindAnalysis, "prometheus", map[string]any{"min_denominator": -1}, "/min_denominator"},
+		{plugins.KindAnalysis, "prometheus", map[string]any{"min_denominator": 1}, "set all three, or not this one"},
+		{plugins.KindAnalysis, "webhook", map[string]any{}, "url"},
+		{plugins.KindAnalysis, "webhook", map[string]any{"url": "http://127.0.0.1:1/x"}, ""},
+		{plugins.KindAnalysis, "webhook", map[string]any{"url": "file:///etc/passwd"}, "http:// or https://"},
+		{plugins.KindAnalysis, "webhook", map[string]any{"url": "http://127.0.0.1:1/x", "headers": map[string]any{"X": "HOME"}}, "WEBHOOK_HOSTS"},
+		{plugins.KindAnalysis, "webhook", map[string]any{"url": "http://127.0.0.1:1/x", "headers": []any{"X"}}, "/headers"},
+		{plugins.KindAnalysis, "webhook", map[string]any{"url": "http://127.0.0.1:1/x", "method": "PUT"}, "method"},
+		{plugins.KindAnalysis, "sequential", map[string]any{}, ""},
+		{plugins.KindAnalysis, "sequential", map[string]any{"limit": 0.5, "alpha": 0.001, "beta": 0.5}, ""},
+		{plugins.KindAnalysis, "sequential", map[string]any{"limit": 0}, "/limit"},
+		{plugins.KindAnalysis, "sequential", map[string]any{"limit": 100}, "/limit"},
+		{plugins.KindAnalysis, "sequential", map[string]any{"limit": "5 %"}, "/limit"},
+		{plugins.KindAnalysis, "sequential", map[string]any{"alpha": 0}, "/alpha"},
+		{plugins.KindAnalysis, "sequential", map[string]any{"beta": 0.6}, "/beta"},
+		{plugins.KindAnalysis, "sequential", map[string]any{"gamma": 0.6}, "gamma"},
 	} {
 		err := h.Validate(t.Context(), plugins.ID{Kind: tc.kind, Name: tc.name}, config(t, tc.config))
 		var refused *plugins.ConfigError
@@ -209,14 +224,35 @@ func TestConfigurations(t *testing.T) {
 	}
 }
 
-// Nobody listens where the query points: that is not measured, and not a pass.
-func TestPrometheusAway(t *testing.T) {
+// What the host counted goes through the process and comes back as a verdict.
+func TestSequential(t *testing.T) {
 	h := startHost(t)
-	await(t, h, plugins.KindAnalysis, "prometheus")
-	m, err := analysis.New(h).Evaluate(t.Context(), "prometheus", &pluginv1.EvaluateRequest{
-		Service: "shop", Query: &donav1.AnalysisQuery{Name: "p99", PrometheusUrl: "http://127.0.0.1:1", Query: "up", MaxValue: 1},
-	})
-	if err != nil || m.Verdict != donav1.Verdict_VERDICT_MISSING || m.Plugin != "prometheus" {
-		t.Errorf("%+v, %v", m, err)
+	await(t, h, plugins.KindAnalysis, "sequential")
+	f := analysis.New(h)
+	await(t, h, plugins.KindAnalysis, "webhook")
+	if !f.OwnVerdict("sequential") || !f.OwnVerdict("webhook") || f.OwnVerdict("prometheus") {
+		t.Error("all but prometheus need no bounds")
+	}
+	q := &donav1.AnalysisQuery{Name: "errors", NoMaxValue: true, Config: config(t, map[string]any{"limit": 5})}
+	for errors, want := range map[uint64]donav1.Verdict{0: donav1.Verdict_VERDICT_PASS, 10: donav1.Verdict_VERDICT_MISSING, 40: donav1.Verdict_VERDICT_BREACH} {
+		m, err := f.Evaluate(t.Context(), "sequential", &pluginv1.EvaluateRequest{Service: "shop", Query: q, Canary: &pluginv1.Window{Requests: 200, Errors: errors}})
+		if err != nil || m.Verdict != want || len(m.State) == 0 || len(m.Evidence) == 0 {
+			t.Errorf("%d of 200: %+v, %v", errors, m, err)
+		}
+	}
+}
+
+// Nobody listens where the query points: that is not measured, and not a pass.
+func TestServersAway(t *testing.T) {
+	h := startHost(t)
+	for provider, q := range map[string]*donav1.AnalysisQuery{
+		"prometheus": {Name: "p99", PrometheusUrl: "http://127.0.0.1:1", Query: "up", MaxValue: 1},
+		"webhook":    {Name: "p99", Config: config(t, map[string]any{"url": "http://127.0.0.1:1"}), MaxValue: 1},
+	} {
+		await(t, h, plugins.KindAnalysis, provider)
+		m, err := analysis.New(h).Evaluate(t.Context(), provider, &pluginv1.EvaluateRequest{Service: "shop", Query: q})
+		if err != nil || m.Verdict != donav1.Verdict_VERDICT_MISSING || m.Plugin != provider || !strings.HasPrefix(m.Detail, "unreachable: ") {
+			t.Errorf("%s: %+v, %v", provider, m, err)
+		}
 	}
 }

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net/http"
 	"net/http/httptest"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -21,10 +22,11 @@ type canary struct {
 	ctx    context.Context
 	client donav1.ControlPlaneClient
 	conn   *grpc.ClientConn
+	bad    atomic.Bool // calls of v2 fail
 }
 
-// roll starts the host, endpoints of both variants, clients that report good
-// calls of both, and a rollout.
+// roll starts the host, endpoints of both variants, clients that report calls of
+// both, good ones unless bad is set, and a rollout.
 func roll(t *testing.T, p *process, req *donav1.StartRolloutRequest) *canary {
 	t.Helper()
 	p.start()
@@ -38,7 +40,7 @@ func roll(t *testing.T, p *process, req *donav1.StartRolloutRequest) *canary {
 		for ; ctx.Err() == nil; pause(ctx, 50*time.Millisecond) {
 			b := &donav1.StatsBatch{}
 			for _, v := range []string{"v1", "v2"} {
-				b.Calls = append(b.Calls, &donav1.CallOutcome{Service: "web", Variant: v, Success: true, LatencyUs: 900, UnixMs: time.Now().UnixMilli()})
+				b.Calls = append(b.Calls, &donav1.CallOutcome{Service: "web", Variant: v, Success: v == "v1" || !c.bad.Load(), LatencyUs: 900, UnixMs: time.Now().UnixMilli()})
 			}
 			_, _ = c.client.ReportStats(ctx, b) // soft: what is lost is lost
 		}
@@ -76,7 +78,7 @@ func (c *canary) reach(state donav1.RolloutStatus_State) (s *donav1.StatusReply)
 	return s
 }
 
-// measured is what the query of TestAnalysisDies came to.
+// measured is what the query "latency" of a rollout came to.
 func measured(s *donav1.StatusReply) *donav1.AnalysisResult {
 	for _, a := range s.GetRollout().GetAnalysis() {
 		if a.Name == "latency" {

@@ -22,6 +22,9 @@ const gateProvider = "built-in"
 type Gate struct {
 	MaxErrorPercent uint32 // 0..100; a rate equal to it passes
 	MinRequests     uint32 // below, nothing is known; 0 reads as 1
+	// CountsOnly leaves the rate to a query that tests it better, and asks for
+	// MinRequests only: two tests of one rate would roll back when either errs.
+	CountsOnly bool
 }
 
 // Counts is what clients reported of the canary in the current step.
@@ -45,17 +48,23 @@ func (g Gate) Needs(c Counts) uint64 {
 // flawless requests up to the minimum could not bring the rate back.
 func (g Gate) Judge(c Counts) Check {
 	check := Check{Name: GateName, Provider: gateProvider, Bound: fmt.Sprintf("at most %d %% errors", g.MaxErrorPercent)}
+	if g.CountsOnly {
+		check.Bound = fmt.Sprintf("at least %d requests", g.needed())
+	}
 	if c.Requests > 0 {
 		check.Value, check.HasValue = 100*float64(c.Errors)/float64(c.Requests), true
 	}
 	short := g.Needs(c)
 	switch {
-	case short > 0 && exceeds(c.Errors, g.MaxErrorPercent, g.needed()):
+	case short > 0 && !g.CountsOnly && exceeds(c.Errors, g.MaxErrorPercent, g.needed()):
 		check.Verdict = Breach
 		check.Detail = fmt.Sprintf("%d errors already exceed %d %% of the %d requests needed (have %d)", c.Errors, g.MaxErrorPercent, g.needed(), c.Requests)
 	case short > 0:
 		check.Verdict = Missing
 		check.Detail = fmt.Sprintf("requests: have %d, need %d: need %d more", c.Requests, g.needed(), short)
+	case g.CountsOnly:
+		check.Verdict = Pass
+		check.Detail = fmt.Sprintf("requests: have %d, need %d; their error rate is for %s to judge", c.Requests, g.needed(), sequentialProvider)
 	case exceeds(c.Errors, g.MaxErrorPercent, c.Requests):
 		check.Verdict = Breach
 		check.Detail = fmt.Sprintf("%d of %d requests failed: above %d %%", c.Errors, c.Requests, g.MaxErrorPercent)

@@ -43,6 +43,27 @@ func TestGate(t *testing.T) {
 	}
 }
 
+// A gate that leaves the rate to a query asks for requests and nothing else.
+func TestGateOfCountsOnly(t *testing.T) {
+	g := rollout.Gate{MaxErrorPercent: 5, MinRequests: 20, CountsOnly: true}
+	for _, c := range []struct {
+		requests, errors uint64
+		want             rollout.Verdict
+		detail           string
+	}{
+		{0, 0, rollout.Missing, "need 20 more"},
+		{19, 0, rollout.Missing, "have 19, need 20: need 1 more"},
+		{19, 19, rollout.Missing, "need 1 more"}, // doomed, but not for it to say
+		{20, 0, rollout.Pass, "sequential"},
+		{20, 20, rollout.Pass, "sequential"},
+	} {
+		got := g.Judge(rollout.Counts{Requests: c.requests, Errors: c.errors})
+		if got.Verdict != c.want || !strings.Contains(got.Detail, c.detail) || got.Bound != "at least 20 requests" {
+			t.Errorf("%d of %d: %s %q (%s), want %s %q", c.errors, c.requests, got.Verdict, got.Detail, got.Bound, c.want, c.detail)
+		}
+	}
+}
+
 // judge has Step judge one query's result, 10 s into a step that never ends.
 func judge(q rollout.Query, r rollout.Result) rollout.Check {
 	start := time.UnixMilli(1_700_000_000_000)

@@ -11,7 +11,6 @@ import (
 	donav1 "github.com/dodona-project/dodona/proto/dona/v1"
 	pluginv1 "github.com/dodona-project/dodona/proto/plugin/v1"
 	statev1 "github.com/dodona-project/dodona/proto/state/v1"
-	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"github.com/dodona-project/dodona/host/store"
@@ -37,7 +36,7 @@ type evalKey struct {
 type evaluator struct {
 	busy   bool
 	due    time.Time // not asked again before; by this process's monotonic clock
-	state  []byte    // what the provider handed over for the next time
+	state  []byte    // what the provider handed over for the next time; the record's goes first
 	latest Result
 }
 
@@ -115,7 +114,11 @@ func (c *Controller) ask(ctx context.Context, key evalKey, e *evaluator) {
 		return
 	}
 	if err != nil {
-		result.Took = Measurement{Verdict: Missing, Detail: why(err), State: e.keptState(c)}
+		state := e.keptState(c)
+		if req != nil {
+			state = req.GetState()
+		}
+		result.Took = Measurement{Verdict: Missing, Detail: why(err), State: state}
 	}
 	result.Took.Detail = line(result.Took.Detail)
 	c.answered(key, e, &result, result.Took.RetryAfter)
@@ -154,9 +157,13 @@ func (c *Controller) question(ctx context.Context, key evalKey, e *evaluator) (r
 		if err != nil {
 			return err
 		}
-		q := proto.CloneOf(r.GetSpec().GetAnalysis()[key.query])
+		// The record's state is the newest of all hosts, and survives a restart.
+		state := handed
+		if kept := r.GetAnalysisState(); key.query < len(kept) && len(kept[key.query]) > 0 {
+			state = kept[key.query]
+		}
+		q := asked(r.GetSpec(), key.query)
 		timeout = timeoutOf(q)
-		q.Provider, q.TimeoutMs = providerOf(q), uint32(timeout.Milliseconds())
 		result = Result{Rollout: r.GetId(), Step: int(r.GetStepIndex()), Began: tx.Now(), Wall: c.o.WallClock()}
 		req = &pluginv1.EvaluateRequest{
 			InstanceId: fmt.Sprintf("%s:%d", r.GetId(), key.query),
@@ -165,7 +172,7 @@ func (c *Controller) question(ctx context.Context, key evalKey, e *evaluator) (r
 			StepIndex: r.GetStepIndex(), StepPercent: r.GetSpec().GetSteps()[r.GetStepIndex()],
 			StepStartedAt: timestamppb.New(time.UnixMilli(r.GetStepStartedUnixMs())),
 			Canary:        pluginWindow(counts.GetCanary()), Stable: pluginWindow(counts.GetStable()),
-			State: handed,
+			State: state,
 		}
 		return nil
 	})

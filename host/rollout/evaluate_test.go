@@ -101,6 +101,52 @@ func TestEvaluateRequest(t *testing.T) {
 	})
 }
 
+// What a provider handed over is there for the host that goes on, unless it is
+// too long to be written every second; an error does not lose it either.
+func TestStateOutlivesTheHost(t *testing.T) {
+	for _, c := range []struct {
+		name  string
+		state string
+		want  string
+	}{
+		{"short", "seen 1", "seen 1"},
+		{"as long as is kept", strings.Repeat("x", 1<<10), strings.Repeat("x", 1<<10)},
+		{"longer", strings.Repeat("x", 1<<10+1), ""},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				w := newWorld(t, newMemStore(time.Now), time.Now)
+				w.endpoints("v2", 1)
+				w.analyzer.say("latency", rollout.Measurement{Value: 0.1, HasValue: true, State: []byte(c.state)})
+				w.start(request(withQuery(latency())))
+				handed := func(host *rollout.Controller) string {
+					for range 2 {
+						w.tick(host)
+						synctest.Wait()
+						<-time.After(1100 * time.Millisecond)
+					}
+					w.analyzer.mu.Lock()
+					defer w.analyzer.mu.Unlock()
+					last := w.analyzer.asked[len(w.analyzer.asked)-1]
+					w.analyzer.errs["latency"] = fmt.Errorf("crashed")
+					return string(last.State)
+				}
+				first := w.controller("h1")
+				handed(first)
+				if got := handed(first); got != c.state {
+					t.Errorf("the host itself hands back %.20q", got)
+				}
+				second := w.controller("h2") // with a plugin that fails from its first answer on
+				for range 2 {
+					if got := handed(second); got != c.want {
+						t.Errorf("the next host hands over %.20q, want %.20q", got, c.want)
+					}
+				}
+			})
+		})
+	}
+}
+
 // When nobody ticks any more, the status does not go on showing a pass.
 func TestStatusGrowsOld(t *testing.T) {
 	now := time.UnixMilli(1_700_000_000_000)

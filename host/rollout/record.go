@@ -8,6 +8,7 @@ import (
 	donav1 "github.com/dodona-project/dodona/proto/dona/v1"
 	statev1 "github.com/dodona-project/dodona/proto/state/v1"
 	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/structpb"
 )
 
 // liveIndex lists the services with a live rollout, by the time it began.
@@ -19,6 +20,13 @@ func countsKey(service string) string { return "svc/" + service + "/counts" }
 const (
 	defaultProvider = "prometheus"
 	defaultTimeout  = 3 * time.Second
+	// sequentialProvider tests the error rate that the built-in gate would
+	// compare; limitField of its config is the bound, in percent.
+	sequentialProvider = "sequential"
+	limitField         = "limit"
+	// keptState is the longest state of a provider that the record keeps, in
+	// bytes. A longer one lives in this process only.
+	keptState = 1 << 10
 )
 
 func providerOf(q *donav1.AnalysisQuery) string {
@@ -35,6 +43,28 @@ func timeoutOf(q *donav1.AnalysisQuery) time.Duration {
 	return time.Duration(q.GetTimeoutMs()) * time.Millisecond
 }
 
+// asked is query i of a rollout as its provider gets it: what was left out is
+// filled in. The spec is not changed.
+func asked(spec *donav1.StartRolloutRequest, i int) *donav1.AnalysisQuery {
+	q := proto.CloneOf(spec.GetAnalysis()[i])
+	q.Provider, q.TimeoutMs = providerOf(q), uint32(timeoutOf(q).Milliseconds())
+	if limitFromGate(q) {
+		if q.Config == nil {
+			q.Config = &structpb.Struct{}
+		}
+		if q.Config.Fields == nil {
+			q.Config.Fields = map[string]*structpb.Value{}
+		}
+		q.Config.Fields[limitField] = structpb.NewNumberValue(float64(spec.GetMaxErrorPercent()))
+	}
+	return q
+}
+
+// limitFromGate reports whether a query tests the rollout's max_error_percent.
+func limitFromGate(q *donav1.AnalysisQuery) bool {
+	return providerOf(q) == sequentialProvider && q.GetConfig().GetFields()[limitField] == nil
+}
+
 func planOf(spec *donav1.StartRolloutRequest) Plan {
 	p := Plan{
 		Canary: spec.GetCanaryVariant(),
@@ -44,6 +74,7 @@ func planOf(spec *donav1.StartRolloutRequest) Plan {
 		Gate:   Gate{MaxErrorPercent: spec.GetMaxErrorPercent(), MinRequests: spec.GetMinRequests()},
 	}
 	for _, q := range spec.GetAnalysis() {
+		p.Gate.CountsOnly = p.Gate.CountsOnly || providerOf(q) == sequentialProvider
 		p.Queries = append(p.Queries, Query{
 			Name: q.GetName(), Provider: providerOf(q), Timeout: timeoutOf(q),
 			Max: q.GetMaxValue(), HasMax: !q.GetNoMaxValue(), MaxGiven: !q.GetNoMaxValue() && q.GetMaxValue() != 0,
@@ -88,12 +119,22 @@ func nextRecord(old *statev1.Rollout, d Decision, counts Counts, wall, now time.
 	r.Reason, r.Unverified = n.Reason, n.Unverified
 	r.CanaryRequests, r.CanaryErrors = counts.Requests, counts.Errors
 	r.Analysis, r.AnalysisBeganMs = nil, nil
-	for _, c := range d.Checks {
+	if len(d.Checks) > 0 && len(r.AnalysisState) != len(n.Plan.Queries) {
+		r.AnalysisState = make([][]byte, len(n.Plan.Queries))
+	}
+	for i, c := range d.Checks {
 		if c.Provider == gateProvider && c.Name == GateName {
 			continue
 		}
 		r.Analysis = append(r.Analysis, c.proto())
 		r.AnalysisBeganMs = append(r.AnalysisBeganMs, toMS(c.Result.Began))
+		// A step that has measured nothing yet keeps the state of the one before.
+		if state := c.Result.Took.State; !c.Result.Began.IsZero() {
+			if len(state) > keptState {
+				state = nil
+			}
+			r.AnalysisState[i] = state
+		}
 	}
 	if d.Event != None {
 		r.Transitions++

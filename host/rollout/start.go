@@ -53,7 +53,7 @@ func (c *Controller) Start(ctx context.Context, actor string, req *donav1.StartR
 func (c *Controller) checkProviders(ctx context.Context, req *donav1.StartRolloutRequest) (away, err error) {
 	for i, q := range req.GetAnalysis() {
 		at := fmt.Sprintf("analysis[%d]", i)
-		own, err := c.o.Analyzer.Validate(ctx, providerOf(q), q.GetConfig())
+		own, err := c.o.Analyzer.Validate(ctx, providerOf(q), asked(req, i).GetConfig())
 		var bad *ConfigError
 		switch {
 		case errors.Is(err, ErrUnknownProvider):
@@ -78,7 +78,11 @@ func violations(e *ConfigError) string {
 			parts = append(parts, fmt.Sprintf("and %d more", len(e.Violations)-i))
 			break
 		}
-		parts = append(parts, limits.Quote(v.Path)+" "+limits.Quote(v.Message))
+		part := limits.Quote(v.Message)
+		if v.Path != "" { // empty is the whole of it
+			part = limits.Quote(v.Path) + " " + part
+		}
+		parts = append(parts, part)
 	}
 	return strings.Join(parts, "; ")
 }

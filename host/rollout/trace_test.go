@@ -14,7 +14,9 @@ import (
 
 	"github.com/cockroachdb/datadriven"
 	donav1 "github.com/dodona-project/dodona/proto/dona/v1"
+	pluginv1 "github.com/dodona-project/dodona/proto/plugin/v1"
 
+	"github.com/dodona-project/dodona/builtin/analysis/sequential"
 	"github.com/dodona-project/dodona/host/rollout"
 )
 
@@ -22,10 +24,10 @@ import (
 // file is a conversation: a command, then what it brought: the audit entries it
 // added, and where the rollout, the weights and the quarantine are then.
 //
-//	start [canary=v2] [stable=v1] [steps=25,100] [dwell=10s] [max=5] [min=20] [query=name:max]... [supersede] [retry]
+//	start [canary=v2] [stable=v1] [steps=25,100] [dwell=10s] [max=5] [min=20] [query=name:max]... [sequential=name] [supersede] [retry]
 //	endpoints VARIANT N        live endpoints from now on
 //	report VARIANT N ERRORS [config=now|old|none]
-//	answer NAME VALUE|pass|breach|missing|error [retry=30s]   what the plugin says from now on
+//	answer NAME VALUE|pass|breach|missing|error [value=V] [retry=30s]   what the plugin says from now on
 //	block / unblock            evaluations hang, or go on
 //	pass DURATION              time goes by
 //	op VERB                    an operator's control request
@@ -57,8 +59,20 @@ type trace struct {
 
 func newTrace(t *testing.T) *trace {
 	tr := &trace{world: newWorld(t, newMemStore(time.Now), time.Now)}
+	tr.analyzer.check[sequential.Name], tr.analyzer.own[sequential.Name] = nil, true
+	tr.analyzer.real = map[string]func(*pluginv1.EvaluateRequest) rollout.Measurement{sequential.Name: judgeSequentially}
 	tr.run1()
 	return tr
+}
+
+// judgeSequentially is the built-in plugin without its process.
+func judgeSequentially(req *pluginv1.EvaluateRequest) rollout.Measurement {
+	r := sequential.Evaluate(sequential.Config{Limit: req.GetQuery().GetConfig().GetFields()["limit"].GetNumberValue()}, req)
+	m := rollout.Measurement{Verdict: rollout.Verdict(r.Verdict), Detail: r.Detail, Evidence: r.Evidence, State: r.State, Plugin: sequential.Name, Version: "0.1.0"}
+	if m.Verdict != rollout.Missing {
+		m.Value, m.HasValue = r.Value, r.HasValue
+	}
+	return m
 }
 
 func (tr *trace) run1() {
@@ -162,6 +176,14 @@ func (tr *trace) answer(t *testing.T, d *datadriven.TestData) {
 			t.Fatal(perr)
 		}
 		m.Value, m.HasValue = v, true
+	}
+	if d.HasArg("value") {
+		var value string
+		d.ScanArgs(t, "value", &value)
+		if m.Value, err = strconv.ParseFloat(value, 64); err != nil {
+			t.Fatal(err)
+		}
+		m.HasValue = true
 	}
 	if d.HasArg("retry") {
 		var retry string
@@ -268,6 +290,8 @@ func startOf(t *testing.T, d *datadriven.TestData) *donav1.StartRolloutRequest {
 				t.Fatal(err)
 			}
 			req.Analysis = append(req.Analysis, q)
+		case "sequential":
+			req.Analysis = append(req.Analysis, &donav1.AnalysisQuery{Name: a.Vals[0], Provider: sequential.Name, NoMaxValue: true})
 		case "supersede":
 			req.Supersede = true
 		case "retry":

@@ -51,6 +51,9 @@ func CheckStart(req *donav1.StartRolloutRequest) error {
 		if err := checkQuery(at, q); err != nil {
 			return err
 		}
+		if p := req.GetMaxErrorPercent(); limitFromGate(q) && (p == 0 || p == 100) {
+			return refusal.Field(at+".config", "has no limit, and max_error_percent is %d, which no number of requests could show: set config.limit, or max_error_percent to 1 to 99", p)
+		}
 		if first, taken := names[q.GetName()]; taken {
 			return refusal.Field(at+".name", "is %s, the name of analysis[%d] too: each query needs its own", limits.Quote(q.GetName()), first)
 		}
@@ -109,7 +112,7 @@ func checkQuery(at string, q *donav1.AnalysisQuery) error {
 // needs both; for others config may say it all.
 func checkSource(at, provider string, q *donav1.AnalysisQuery) error {
 	prometheus := provider == defaultProvider
-	paired := q.GetConfig().GetFields()["numerator"] != nil
+	paired := q.GetConfig().GetFields()["numerator"].GetStringValue() != ""
 	if q.GetQuery() == "" && prometheus && !paired {
 		return refusal.Field(at+".query", "is empty: the provider prometheus needs an instant query")
 	}

@@ -34,6 +34,13 @@ func TestStartRefusals(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	fields := func(m map[string]any) *structpb.Struct {
+		s, err := structpb.NewStruct(m)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return s
+	}
 	for _, c := range []struct {
 		name   string
 		change func(*donav1.StartRolloutRequest)
@@ -88,6 +95,16 @@ func TestStartRefusals(t *testing.T) {
 		{"no bound", q(func(q *donav1.AnalysisQuery) { q.NoMaxValue = true }), refusal.Invalid, "analysis[0].no_max_value"},
 		{"no bound, own verdict", q(func(q *donav1.AnalysisQuery) { q.NoMaxValue, q.Provider = true, "judge" }), 0, ""},
 		{"empty query", q(func(q *donav1.AnalysisQuery) { q.Query = "" }), refusal.Invalid, "analysis[0].query"},
+		{"empty query, a pair instead", q(func(q *donav1.AnalysisQuery) {
+			q.Query, q.Config = "", fields(map[string]any{"numerator": "a", "denominator": "b"})
+		}), 0, ""},
+		{"a query that a pair makes idle", q(func(q *donav1.AnalysisQuery) { q.Config = fields(map[string]any{"numerator": "a", "denominator": "b"}) }), 0, ""},
+		{"empty query, an empty pair", q(func(q *donav1.AnalysisQuery) {
+			q.Query, q.Config = "", fields(map[string]any{"numerator": "", "denominator": ""})
+		}), refusal.Invalid, "analysis[0].query"},
+		{"empty query, a pair of another kind", q(func(q *donav1.AnalysisQuery) {
+			q.Query, q.Config = "", fields(map[string]any{"numerator": 1, "denominator": 2})
+		}), refusal.Invalid, "analysis[0].query"},
 		{"empty query of another provider", q(func(q *donav1.AnalysisQuery) { q.Query, q.PrometheusUrl, q.Provider = "", "", "judge" }), 0, ""},
 		{"a long query", q(func(q *donav1.AnalysisQuery) { q.Query = text(limits.QueryLen + 1) }), refusal.Invalid, "analysis[0].query"},
 		{"the longest query", q(func(q *donav1.AnalysisQuery) { q.Query = text(limits.QueryLen) }), 0, ""},

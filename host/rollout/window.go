@@ -129,8 +129,8 @@ func addToWindows(tx store.Tx, service string, calls []*donav1.CallOutcome, wall
 	}
 	slices.Sort(variants)
 	var admit *admission
+	var rest []*donav1.CallOutcome // of variants without a window of their own
 	for _, variant := range variants {
-		calls := byVariant[variant]
 		var w statev1.Window
 		version, err := store.Load(tx, windowKey(service, variant), &w)
 		if err != nil {
@@ -143,28 +143,36 @@ func addToWindows(tx store.Tx, service string, calls []*donav1.CallOutcome, wall
 				}
 			}
 			if !admit.take() {
-				variant, w = otherVariant, statev1.Window{}
-				if _, err := store.Load(tx, windowKey(service, variant), &w); err != nil {
-					return err
-				}
+				rest = append(rest, byVariant[variant]...)
+				continue
 			}
 		}
-		dropBefore(&w, oldest)
-		newest := int64(0)
-		for _, call := range calls {
-			second := call.GetUnixMs() / 1000
-			newest = max(newest, second)
-			record(bucketAt(&w, second), call.GetLatencyUs(), countOf(call), call.GetSuccess())
-		}
-		newest = max(newest, w.Buckets[len(w.Buckets)-1].GetSecond())
-		if err := tx.IndexPut(windowIndex(service), variant, uint64(newest)); err != nil {
-			return err
-		}
-		if err := store.Save(tx, windowKey(service, variant), &w); err != nil {
+		if err := addToWindow(tx, service, variant, &w, byVariant[variant], oldest); err != nil {
 			return err
 		}
 	}
-	return nil
+	if len(rest) == 0 {
+		return nil
+	}
+	var w statev1.Window
+	if _, err := store.Load(tx, windowKey(service, otherVariant), &w); err != nil {
+		return err
+	}
+	return addToWindow(tx, service, otherVariant, &w, rest, oldest)
+}
+
+// addToWindow adds calls, of which there is one at least, to a variant's window w
+// and saves it.
+func addToWindow(tx store.Tx, service, variant string, w *statev1.Window, calls []*donav1.CallOutcome, oldest int64) error {
+	dropBefore(w, oldest)
+	for _, call := range calls {
+		record(bucketAt(w, call.GetUnixMs()/1000), call.GetLatencyUs(), countOf(call), call.GetSuccess())
+	}
+	newest := w.Buckets[len(w.Buckets)-1].GetSecond()
+	if err := tx.IndexPut(windowIndex(service), variant, uint64(newest)); err != nil {
+		return err
+	}
+	return store.Save(tx, windowKey(service, variant), w)
 }
 
 // admission says whether one more variant may have a window of its own.

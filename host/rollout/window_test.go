@@ -128,6 +128,47 @@ func TestVariantFlood(t *testing.T) {
 	check(later)
 }
 
+// A million variants in one minute leave a thousand windows and "other", and none
+// of their calls is lost. What is kept does not grow with the flood.
+func TestMillionVariants(t *testing.T) {
+	const variants = 1_000_000
+	now := time.Unix(1_700_000_000, 0)
+	st := newMemStore(func() time.Time { return now })
+	w := newWorld(t, st, func() time.Time { return now })
+	w.reportAt(now, &donav1.CallOutcome{Service: svc, Variant: "v1", UnixMs: now.UnixMilli()})
+	began := time.Now()
+	kept := 0
+	for n := 0; n < variants; {
+		var calls []*donav1.CallOutcome
+		for ; n < variants && len(calls) < limits.StatsItems; n++ {
+			calls = append(calls, &donav1.CallOutcome{Service: svc, Variant: fmt.Sprintf("x%07d", n), UnixMs: now.UnixMilli(), Success: n%2 == 0})
+		}
+		w.reportAt(now, calls...)
+		if kept == 0 {
+			kept = len(st.records)
+		}
+	}
+	t.Logf("%d variants in %s", variants, time.Since(began).Round(time.Millisecond))
+	if len(st.records) != kept {
+		t.Errorf("%d records after the first batch, %d after the last", kept, len(st.records))
+	}
+	stats := w.stats(now)
+	var requests, errors, other uint64
+	for _, s := range stats {
+		requests, errors = requests+s.Requests, errors+s.Errors
+		if s.Variant == "other" {
+			other = s.Requests
+		}
+	}
+	if len(stats) != limits.StatsVariants+1 || requests != variants+1 || errors != variants/2+1 || other != variants-limits.StatsVariants+1 {
+		t.Errorf("%d windows with %d calls and %d errors, %d of them in other", len(stats), requests, errors, other)
+	}
+	// Who was there before the flood still has a window of its own.
+	if i := slices.IndexFunc(stats, func(s *donav1.VariantStats) bool { return s.Variant == "v1" }); i < 0 || stats[i].Requests != 1 {
+		t.Error("v1 has no window any more")
+	}
+}
+
 // The step counts calls that were decided on its weights, and no others.
 func TestStepCounts(t *testing.T) {
 	now := time.UnixMilli(1_700_000_000_000)

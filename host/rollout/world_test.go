@@ -31,6 +31,7 @@ type fakeAnalyzer struct {
 	errs    map[string]error               // by query name
 	check   map[string]error               // by provider: what Validate says
 	own     map[string]bool
+	real    map[string]func(*pluginv1.EvaluateRequest) rollout.Measurement // by provider: what answers instead
 	asked   []*pluginv1.EvaluateRequest
 	block   chan struct{} // when set, Evaluate waits for it or ctx
 	inside  int
@@ -54,7 +55,7 @@ func (f *fakeAnalyzer) Validate(_ context.Context, provider string, _ *structpb.
 	return f.own[provider], err
 }
 
-func (f *fakeAnalyzer) Evaluate(ctx context.Context, _ string, req *pluginv1.EvaluateRequest) (rollout.Measurement, error) {
+func (f *fakeAnalyzer) Evaluate(ctx context.Context, provider string, req *pluginv1.EvaluateRequest) (rollout.Measurement, error) {
 	f.mu.Lock()
 	f.asked = append(f.asked, req)
 	f.inside++
@@ -72,6 +73,9 @@ func (f *fakeAnalyzer) Evaluate(ctx context.Context, _ string, req *pluginv1.Eva
 	f.inside--
 	if err := ctx.Err(); err != nil {
 		return rollout.Measurement{}, err
+	}
+	if real := f.real[provider]; real != nil {
+		return real(req), nil
 	}
 	name := req.GetQuery().GetName()
 	return f.answers[name], f.errs[name]

@@ -1,4 +1,4 @@
-package prometheus
+package prometheus_test
 
 import (
 	"fmt"
@@ -6,11 +6,13 @@ import (
 	"testing"
 
 	"go.uber.org/goleak"
+
+	"github.com/dodona-project/dodona/builtin/analysis/internal/fetch"
 )
 
 func TestMain(m *testing.M) {
 	code := m.Run()
-	client.CloseIdleConnections()
+	fetch.CloseIdleConnections()
 	if err := goleak.Find(); err != nil && code == 0 {
 		fmt.Fprintln(os.Stderr, err)
 		code = 1

@@ -7,19 +7,13 @@ import (
 	"errors"
 	"fmt"
 	"math"
-	"strings"
 	"time"
-	"unicode"
 
 	donav1 "github.com/dodona-project/dodona/proto/dona/v1"
 	pluginv1 "github.com/dodona-project/dodona/proto/plugin/v1"
 	"google.golang.org/protobuf/types/known/structpb"
-)
 
-const (
-	defaultTimeout = 3 * time.Second
-	maxEvidence    = 64 << 10 // bytes of the raw answer that are handed on
-	maxDetail      = 512      // bytes of a detail
+	"github.com/dodona-project/dodona/builtin/analysis/internal/fetch"
 )
 
 // Config is what a query's config may hold; all of it is optional. Numerator
@@ -47,7 +41,7 @@ func Evaluate(ctx context.Context, req *pluginv1.EvaluateRequest) (*pluginv1.Eva
 	if err != nil {
 		return missing("config: "+err.Error(), nil), nil
 	}
-	timeout := defaultTimeout
+	timeout := fetch.Timeout
 	if ms := q.GetTimeoutMs(); ms > 0 {
 		timeout = time.Duration(ms) * time.Millisecond
 	}
@@ -77,13 +71,20 @@ func parseConfig(s *structpb.Struct) (c Config, err error) {
 	if err := d.Decode(&c); err != nil {
 		return c, err
 	}
+	return c, c.Check()
+}
+
+// Check says what is wrong with a configuration that fits the schema.
+func (c Config) Check() error {
 	switch {
 	case (c.Numerator == "") != (c.Denominator == ""):
-		return c, errors.New("numerator and denominator go together")
+		return errors.New("numerator and denominator go together: set both or none")
 	case math.IsNaN(c.MinDenominator) || c.MinDenominator < 0:
-		return c, errors.New("min_denominator is negative")
+		return errors.New("min_denominator is negative")
+	case c.MinDenominator > 0 && c.Denominator == "":
+		return errors.New("min_denominator wants numerator and denominator: set all three, or not this one")
 	}
-	return c, nil
+	return nil
 }
 
 // ratio evaluates the paired form. A healthy service has no error series at
@@ -98,7 +99,7 @@ func ratio(ctx context.Context, q *donav1.AnalysisQuery, config Config) *pluginv
 	switch {
 	case err != nil:
 		return missing("denominator: "+err.Error(), lower)
-	case math.IsInf(d, 0):
+	case math.IsInf(d, 0) || math.IsNaN(d):
 		return missing("denominator: nan: the value is "+number(d), lower)
 	case d < config.MinDenominator || d <= 0:
 		return missing(fmt.Sprintf("denominator is %s: it must be above 0 and at least %s", number(d), number(config.MinDenominator)), lower)
@@ -127,30 +128,11 @@ func reply(v float64, err error, raw []byte) *pluginv1.EvaluateReply {
 		return missing("nan: the value is "+number(v), raw)
 	case math.IsInf(v, 1):
 		return &pluginv1.EvaluateReply{Verdict: donav1.Verdict_VERDICT_BREACH, Value: v, HasValue: true,
-			Detail: "the value is +Inf: above any bound", Evidence: evidence(raw)}
+			Detail: "the value is +Inf: above any bound", Evidence: fetch.Evidence(raw)}
 	}
-	return &pluginv1.EvaluateReply{Value: v, HasValue: true, Evidence: evidence(raw)}
+	return &pluginv1.EvaluateReply{Value: v, HasValue: true, Evidence: fetch.Evidence(raw)}
 }
 
 func missing(detail string, raw []byte) *pluginv1.EvaluateReply {
-	return &pluginv1.EvaluateReply{Verdict: donav1.Verdict_VERDICT_MISSING, Detail: line(detail), Evidence: evidence(raw)}
-}
-
-// evidence is the raw answer, or its beginning when it is longer than evidence
-// may be.
-func evidence(raw []byte) []byte { return raw[:min(len(raw), maxEvidence)] }
-
-// line makes one bounded, printable line of a text that a server may have
-// written.
-func line(s string) string {
-	s = strings.Map(func(r rune) rune {
-		if r == unicode.ReplacementChar || !unicode.IsPrint(r) {
-			return ' '
-		}
-		return r
-	}, s)
-	if len(s) > maxDetail {
-		s = strings.ToValidUTF8(s[:maxDetail], "") + "…"
-	}
-	return s
+	return &pluginv1.EvaluateReply{Verdict: donav1.Verdict_VERDICT_MISSING, Detail: fetch.Line(detail), Evidence: fetch.Evidence(raw)}
 }

@@ -149,7 +149,7 @@ func TestTimeout(t *testing.T) {
 func TestConfig(t *testing.T) {
 	for _, fields := range []map[string]any{
 		{"allow_partail": true}, {"allow_partial": "yes"}, {"numerator": "a"}, {"denominator": "b"},
-		{"numerator": "a", "denominator": "b", "min_denominator": -1.0},
+		{"numerator": "a", "denominator": "b", "min_denominator": -1.0}, {"min_denominator": 5.0}, {"numerator": "", "denominator": "b"},
 	} {
 		r := ask(t, &donav1.AnalysisQuery{PrometheusUrl: "http://127.0.0.1:1", Query: "up", Config: config(t, fields)})
 		if got := show(r); !strings.HasPrefix(got, "MISSING config: ") {

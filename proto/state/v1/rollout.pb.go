@@ -46,6 +46,7 @@ type Rollout struct {
 	Transitions       uint64                  `protobuf:"varint,19,opt,name=transitions,proto3" json:"transitions,omitempty"`                                         // taken so far, the start included
 	CanaryGoneMs      uint64                  `protobuf:"varint,20,opt,name=canary_gone_ms,json=canaryGoneMs,proto3" json:"canary_gone_ms,omitempty"`                 // ticked without a legal canary endpoint, counted like dwell
 	AnalysisBeganMs   []int64                 `protobuf:"varint,21,rep,packed,name=analysis_began_ms,json=analysisBeganMs,proto3" json:"analysis_began_ms,omitempty"` // store clock, of each analysis; 0 = nothing measured in this step
+	AnalysisState     [][]byte                `protobuf:"bytes,22,rep,name=analysis_state,json=analysisState,proto3" json:"analysis_state,omitempty"`                 // what the provider of each query gets back at its next call; empty = nothing, or too long to be kept
 	unknownFields     protoimpl.UnknownFields
 	sizeCache         protoimpl.SizeCache
 }
@@ -223,6 +224,13 @@ func (x *Rollout) GetCanaryGoneMs() uint64 {
 func (x *Rollout) GetAnalysisBeganMs() []int64 {
 	if x != nil {
 		return x.AnalysisBeganMs
+	}
+	return nil
+}
+
+func (x *Rollout) GetAnalysisState() [][]byte {
+	if x != nil {
+		return x.AnalysisState
 	}
 	return nil
 }
@@ -466,7 +474,7 @@ var File_state_v1_rollout_proto protoreflect.FileDescriptor
 
 const file_state_v1_rollout_proto_rawDesc = "" +
 	"\n" +
-	"\x16state/v1/rollout.proto\x12\bstate.v1\x1a\x15dona/v1/control.proto\"\xb6\x06\n" +
+	"\x16state/v1/rollout.proto\x12\bstate.v1\x1a\x15dona/v1/control.proto\"\xdd\x06\n" +
 	"\aRollout\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x120\n" +
 	"\x04spec\x18\x02 \x01(\v2\x1c.dona.v1.StartRolloutRequestR\x04spec\x122\n" +
@@ -495,7 +503,8 @@ const file_state_v1_rollout_proto_rawDesc = "" +
 	"\rcanary_errors\x18\x12 \x01(\x04R\fcanaryErrors\x12 \n" +
 	"\vtransitions\x18\x13 \x01(\x04R\vtransitions\x12$\n" +
 	"\x0ecanary_gone_ms\x18\x14 \x01(\x04R\fcanaryGoneMs\x12*\n" +
-	"\x11analysis_began_ms\x18\x15 \x03(\x03R\x0fanalysisBeganMs\"\xcd\x01\n" +
+	"\x11analysis_began_ms\x18\x15 \x03(\x03R\x0fanalysisBeganMs\x12%\n" +
+	"\x0eanalysis_state\x18\x16 \x03(\fR\ranalysisState\"\xcd\x01\n" +
 	"\n" +
 	"StepCounts\x12\x1d\n" +
 	"\n" +

@@ -36,7 +36,7 @@ func (q *queryFlags) add(fl *pflag.FlagSet) {
 	fl.StringArrayVar(&q.queries, "query", nil, "NAME=PROMQL, a further check; may be repeated")
 	fl.StringArrayVar(&q.max, "max", nil, "NAME=VALUE, breach when the query's result is above")
 	fl.StringArrayVar(&q.min, "min", nil, "NAME=VALUE, breach when the query's result is below")
-	fl.StringArrayVar(&q.provider, "provider", nil, "NAME=PLUGIN, the analysis plugin that measures it (default prometheus)")
+	fl.StringArrayVar(&q.provider, "provider", nil, "NAME=PLUGIN, the analysis plugin that measures it (default prometheus); a check by itself when no --query has the name")
 	fl.StringArrayVar(&q.timeout, "query-timeout", nil, "NAME=DURATION, how long one measurement may take (default 3s)")
 	fl.StringVar(&q.file, "analysis-file", "", "JSON file with further checks, - for stdin")
 }
@@ -56,6 +56,17 @@ func (q *queryFlags) parse(a *app) ([]*donav1.AnalysisQuery, error) {
 		byName[name] = &donav1.AnalysisQuery{Name: name, Query: query, PrometheusUrl: q.prometheus}
 		out = append(out, byName[name])
 	}
+	// A plugin may need no query: naming it for a new name is a check by itself.
+	for _, text := range q.provider {
+		name, _, err := assignment("--provider", text)
+		if err != nil {
+			return nil, err
+		}
+		if byName[name] == nil {
+			byName[name] = &donav1.AnalysisQuery{Name: name}
+			out = append(out, byName[name])
+		}
+	}
 	each := func(flag string, texts []string, set func(query *donav1.AnalysisQuery, value string) error) error {
 		given := map[string]bool{}
 		for _, text := range texts {
@@ -64,7 +75,7 @@ func (q *queryFlags) parse(a *app) ([]*donav1.AnalysisQuery, error) {
 			case err != nil:
 				return err
 			case byName[name] == nil:
-				return usage("%s is for %s, which no --query names", flag, limits.Quote(name))
+				return usage("%s is for %s, which no --query and no --provider names", flag, limits.Quote(name))
 			case given[name]:
 				return usage("%s is given twice for %s", flag, limits.Quote(name))
 			}
