@@ -100,6 +100,7 @@ func (h *Host) classify(ctx, cctx context.Context, g *generation, method string,
 		return err
 	}
 	code := status.Code(err)
+	awaitDeadline(cctx, code)
 	late := code == codes.DeadlineExceeded || errors.Is(cctx.Err(), context.DeadlineExceeded)
 	if late && fair {
 		if n := int(g.missed.Add(1)); n >= g.limits.MissedInRow {
@@ -114,7 +115,7 @@ func (h *Host) classify(ctx, cctx context.Context, g *generation, method string,
 	case late:
 		return fmt.Errorf("%s of plugin %s: %w", method, g.id, ErrDeadline)
 	case code == codes.ResourceExhausted && strings.Contains(err.Error(), "larger than max"):
-		return h.Reject(g.id, "too_large", "the message is over the limit of 16 MiB")
+		return h.Reject(g.id, "too_large", statusText(err))
 	case code == codes.Internal && strings.Contains(err.Error(), "unmarshal"):
 		return h.Reject(g.id, "encoding", "the message cannot be decoded")
 	case code == codes.Unavailable, code == codes.Canceled && cctx.Err() == nil:
@@ -124,6 +125,18 @@ func (h *Host) classify(ctx, cctx context.Context, g *generation, method string,
 	}
 	g.missed.Store(0)
 	return &CallError{Plugin: g.id, Method: method, Text: statusText(err), Cause: err}
+}
+
+// clockSlack is how much earlier than ours the plugin's clock may end a call.
+const clockSlack = 50 * time.Millisecond
+
+// awaitDeadline waits for a deadline that is about to pass when the other side,
+// which has the same one, was first to end the call: it was late all the same.
+func awaitDeadline(ctx context.Context, code codes.Code) {
+	d, has := ctx.Deadline()
+	if has && code == codes.Canceled && time.Until(d) < clockSlack {
+		<-ctx.Done()
+	}
 }
 
 // death says what became of the process when the connection broke in a call.

@@ -165,6 +165,10 @@ func (o *output) cause() string {
 	return clip(msg, maxCauseLen)
 }
 
+// hostFields are what the host says of a line. A plugin that says the same word
+// must not be taken for the host, or for another plugin.
+var hostFields = map[string]bool{"kind": true, "plugin": true, "version": true, "generation": true, "pid": true}
+
 // parseLine reads a line of hclog's JSON if it is one, and otherwise takes it
 // as it is. Every field may have any type: what is not text is written as JSON.
 // Time and name are the host's own, a level counts only if it is one.
@@ -196,11 +200,15 @@ func parseLine(raw []byte) (hclog.Level, string, []any) {
 	sort.Strings(keys)
 	var fields []any
 	for _, k := range keys[:min(len(keys), maxLogFields)] {
+		name := k
+		if hostFields[k] {
+			name = "said_" + k
+		}
 		most := maxFieldLen
 		if k == "stack" {
 			most = maxStackLen
 		}
-		fields = append(fields, clip(printable(k), 64), clip(fieldText(m[k]), most))
+		fields = append(fields, clip(printable(name), 64), clip(fieldText(m[k]), most))
 	}
 	return level, printable(msg), fields
 }

@@ -19,6 +19,7 @@ import (
 
 	"github.com/dodona-project/dodona/plugins"
 	"github.com/dodona-project/dodona/plugins/analysis"
+	"github.com/dodona-project/dodona/plugins/badplugins"
 )
 
 func TestEnvironmentIsTheHostsChoice(t *testing.T) {
@@ -249,12 +250,14 @@ func TestFailedReloadKeepsTheOldProcess(t *testing.T) {
 func TestRequiredPluginsStartWithTheHost(t *testing.T) {
 	o := newOptions(t)
 	o.Plugins = map[plugins.ID]plugins.PluginConfig{
-		{Kind: plugins.KindStrategy, Name: "turns"}:    {Required: true},
-		{Kind: plugins.KindAnalysis, Name: "raw-junk"}: {Required: true},
+		{Kind: plugins.KindStrategy, Name: "turns"}: {Required: true},
+		idOf("words"): {Required: true},
 	}
+	var catalog badplugins.Catalog
+	catalog.Put(idOf("words"), program(t).File(idOf("words"), "words"))
+	o.Catalog = &catalog
 	h := startHost(t, o)
-	junk := plugins.ID{Kind: plugins.KindAnalysis, Name: "raw-junk"}
-	eventually(t, h, "one of two", func() bool { m := h.Missing(); return len(m) == 1 && m[0] == junk })
+	eventually(t, h, "one of two", func() bool { m := h.Missing(); return len(m) == 1 && m[0] == idOf("words") })
 }
 
 func TestUnhealthyIsOutOfUseUntilItIsHealthy(t *testing.T) {

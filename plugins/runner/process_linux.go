@@ -59,17 +59,35 @@ func KillStraysBelow(dir string) {
 	}
 }
 
+// maxSweeps bounds how often the processes are looked through.
+const maxSweeps = 20
+
+// killStrays looks until it finds none twice in a row: a process may start
+// another, and be gone, while the list of processes is read.
 func killStrays(value []byte) {
+	mark := append([]byte("\x00"+socketDirEnv+"="), value...)
+	for sweep, clean := 0, 0; sweep < maxSweeps && clean < 2; sweep++ {
+		if killMarked(mark) {
+			clean = 0
+		} else {
+			clean++
+		}
+	}
+}
+
+// killMarked kills the processes with mark in their environment and reports
+// whether there were any.
+func killMarked(mark []byte) (found bool) {
 	entries, err := os.ReadDir("/proc")
 	if err != nil {
-		return
+		return false
 	}
-	mark := append([]byte("\x00"+socketDirEnv+"="), value...)
 	for _, e := range entries {
 		pid, err := strconv.Atoi(e.Name())
 		if err != nil || pid == os.Getpid() || !marked(pid, mark) {
 			continue
 		}
+		found = true
 		// Between looking and killing the number could be given to another
 		// process; a descriptor of the process cannot.
 		fd, err := unix.PidfdOpen(pid, 0)
@@ -81,6 +99,7 @@ func killStrays(value []byte) {
 		}
 		_ = unix.Close(fd)
 	}
+	return found
 }
 
 func marked(pid int, mark []byte) bool {
