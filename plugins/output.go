@@ -42,6 +42,11 @@ type output struct {
 	tokens float64
 	filled time.Time
 	missed int
+
+	// The first line of a panic that ends the process: the stacks that follow it
+	// are longer than what is kept.
+	headline  string
+	headlined time.Time
 }
 
 func newOutput(logger hclog.Logger, secrets map[string]string, dropped func(int)) *output {
@@ -90,8 +95,16 @@ func (o *output) line(raw []byte, stdout bool) {
 	o.logger.Log(level, o.mask.Replace(msg), fields...)
 }
 
+// headlineFor is how long after it a process must end for a panic's first line to
+// be why: some programs only print one.
+const headlineFor = 10 * time.Second
+
 // keep adds to the last lines; the caller holds mu.
 func (o *output) keep(k kept) {
+	if !k.stdout && (strings.HasPrefix(k.text, "panic: ") || strings.HasPrefix(k.text, "fatal error: ")) &&
+		(o.headline == "" || time.Since(o.headlined) > headlineFor) {
+		o.headline, o.headlined = k.text, time.Now()
+	}
 	o.last = append(o.last, k)
 	size := 0
 	for _, l := range o.last {
@@ -144,10 +157,8 @@ func (o *output) cause() string {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	best := ""
-	for _, l := range o.last {
-		if strings.HasPrefix(l.text, "panic: ") || strings.HasPrefix(l.text, "fatal error: ") {
-			return clip(l.text, maxCauseLen)
-		}
+	if o.headline != "" && time.Since(o.headlined) < headlineFor {
+		return clip(o.headline, maxCauseLen)
 	}
 	for _, stdout := range []bool{true, false} {
 		for _, l := range o.last {

@@ -13,6 +13,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 
 	pluginv1 "github.com/dodona-project/dodona/proto/plugin/v1"
 )
@@ -22,9 +24,10 @@ import (
 type deed func(ctx context.Context, arg string, reply *pluginv1.EvaluateReply) error
 
 var deeds = map[string]deed{
-	"":     func(context.Context, string, *pluginv1.EvaluateReply) error { return nil },
-	"slow": slow,
-	"late": late,
+	"":       func(context.Context, string, *pluginv1.EvaluateReply) error { return nil },
+	"slow":   slow,
+	"late":   late,
+	"cancel": cancelLate,
 
 	"panic":           func(context.Context, string, *pluginv1.EvaluateReply) error { panic("deliberate") },
 	"panic-goroutine": panicInGoroutine,
@@ -97,6 +100,14 @@ func late(ctx context.Context, arg string, _ *pluginv1.EvaluateReply) error {
 	deadline, _ := ctx.Deadline()
 	time.Sleep(time.Until(deadline.Add(-early)))
 	return nil
+}
+
+// cancelLate ends the call a moment before its deadline, as a clock that is a
+// little ahead of the host's does.
+func cancelLate(ctx context.Context, _ string, _ *pluginv1.EvaluateReply) error {
+	deadline, _ := ctx.Deadline()
+	time.Sleep(time.Until(deadline.Add(-5 * time.Millisecond)))
+	return status.Error(codes.Canceled, "out of time")
 }
 
 func panicInGoroutine(ctx context.Context, _ string, _ *pluginv1.EvaluateReply) error {

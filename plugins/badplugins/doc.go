@@ -54,6 +54,7 @@
 //	(none)           answers PASS, its process id as detail
 //	slow D           answers after D
 //	late [D]         answers 10 ms, or D, before its deadline
+//	cancel           ends the call as canceled 5 ms before its deadline
 //	panic            panics in the call
 //	panic-goroutine  panics in another goroutine
 //	exit             exits with 7
