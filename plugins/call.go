@@ -18,9 +18,10 @@ import (
 // proves nothing.
 const fairTime = time.Second
 
-// deathNotice is how long a failed call waits to learn that the process died,
-// so that its error can say so.
-const deathNotice = 25 * time.Millisecond
+// deathNotice is the most that a failed call waits to learn that the process died,
+// so that its error can say so. It takes a few milliseconds; a call never waits
+// longer than its deadline for it.
+const deathNotice = 100 * time.Millisecond
 
 // An Identity says which plugin answered.
 type Identity struct {
@@ -121,7 +122,7 @@ func (h *Host) classify(ctx, cctx context.Context, g *generation, method string,
 	case code == codes.Unavailable, code == codes.Canceled && cctx.Err() == nil:
 		// The latter is our own closing of the connection, which comes first
 		// when the process is already known to be dead.
-		return g.death(method, err)
+		return g.death(cctx, method, err)
 	}
 	g.missed.Store(0)
 	return &CallError{Plugin: g.id, Method: method, Text: statusText(err), Cause: err}
@@ -140,7 +141,7 @@ func awaitDeadline(ctx context.Context, code codes.Code) {
 }
 
 // death says what became of the process when the connection broke in a call.
-func (g *generation) death(method string, err error) error {
+func (g *generation) death(ctx context.Context, method string, err error) error {
 	text := statusText(err)
 	if p := g.process.Load(); p != nil {
 		select {
@@ -149,6 +150,7 @@ func (g *generation) death(method string, err error) error {
 			if words := g.output.cause(); words != "" {
 				text += "; it said: " + words
 			}
+		case <-ctx.Done():
 		case <-time.After(deathNotice):
 		}
 	}

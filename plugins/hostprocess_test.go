@@ -138,11 +138,15 @@ func (h *hosting) obey(line string) (r hostReply) {
 		r.Detail, err = h.do(id, what)
 	case "go": // and do not wait
 		h.calls.Go(func() { h.count(h.timed(id, what)) })
-	case "keep": // doing it
+	case "keep", "keep-slowly": // doing it
+		pause := 2 * time.Millisecond
+		if verb == "keep-slowly" {
+			pause = 50 * time.Millisecond
+		}
 		go func() {
 			for {
 				h.count(h.timed(id, what))
-				time.Sleep(2 * time.Millisecond)
+				time.Sleep(pause)
 			}
 		}()
 	case "counts":
@@ -151,6 +155,11 @@ func (h *hosting) obey(line string) (r hostReply) {
 		h.mu.Lock()
 		r.OK = h.ok + h.failed + int(gauge(failer{}, h.metrics, "dona_plugin_inflight"))
 		h.mu.Unlock()
+	case "span": // for which something is measured
+		var d time.Duration
+		if d, err = time.ParseDuration(name); err == nil {
+			time.Sleep(d)
+		}
 	case "watchdog":
 		r.PID, _ = h.WatchdogPID()
 	case "stats":

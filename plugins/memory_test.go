@@ -84,7 +84,7 @@ func TestChangesOfHealthAreRated(t *testing.T) {
 	host.must("await health")
 	const span = 2 * time.Second
 	before := host.must("stats")
-	host.must("do sdk slow " + span.String())
+	host.must("span " + span.String())
 	after := host.must("stats")
 	used := after.CPU - before.CPU
 	t.Logf("%v of processor time in %v", used, span)

@@ -101,6 +101,9 @@ const headlineFor = 10 * time.Second
 
 // keep adds to the last lines; the caller holds mu.
 func (o *output) keep(k kept) {
+	if !k.stdout && strings.HasPrefix(k.text, "{") {
+		o.headline = "" // it logs on: that was not its end
+	}
 	if !k.stdout && (strings.HasPrefix(k.text, "panic: ") || strings.HasPrefix(k.text, "fatal error: ")) &&
 		(o.headline == "" || time.Since(o.headlined) > headlineFor) {
 		o.headline, o.headlined = k.text, time.Now()

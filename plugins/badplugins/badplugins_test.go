@@ -2,6 +2,7 @@ package badplugins
 
 import (
 	"os"
+	"path/filepath"
 	"regexp"
 	"slices"
 	"testing"
@@ -44,4 +45,33 @@ func TestWrongNamesAreNoticed(t *testing.T) {
 		}
 	}()
 	Open("/nonexistent").File(plugins.ID{Kind: plugins.KindAnalysis, Name: "x"}, "no-such")
+}
+
+// The page that says which test shows what names tests that are there.
+func TestPageNamesTestsThatExist(t *testing.T) {
+	page, err := os.ReadFile("../../docs/plugin-faults.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	there := map[string]bool{}
+	for _, dir := range []string{"..", "../runner"} {
+		files, err := filepath.Glob(filepath.Join(dir, "*_test.go"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, file := range files {
+			text, err := os.ReadFile(file)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, m := range regexp.MustCompile(`(?m)^func (Test\w+)\(`).FindAllSubmatch(text, -1) {
+				there[string(m[1])] = true
+			}
+		}
+	}
+	for _, m := range regexp.MustCompile("`(Test\\w+)`").FindAllSubmatch(page, -1) {
+		if !there[string(m[1])] {
+			t.Errorf("%s is named and not there", m[1])
+		}
+	}
 }
