@@ -205,10 +205,18 @@ func TestCrashLoopIsSeen(t *testing.T) {
 		o.Plugins = map[plugins.ID]plugins.PluginConfig{idOf("loops"): {Required: true}}
 		o.Limits.QuarantineAt = 3
 	})
-	s.until("loops", "away", func(p *donav1.PluginStatus) bool { return p.GetState() == "backoff" && p.GetReason() != "" })
 	p := s.until("loops", "given up", func(p *donav1.PluginStatus) bool { return p.GetState() == "quarantined" })
 	if !strings.Contains(p.GetReason(), "had enough") || p.GetStarts() != 3 {
 		t.Errorf("status %v, want three starts and the plugin's words", p)
+	}
+	waits := 0
+	for _, line := range s.log.lines(t, "loops") {
+		if line["@message"] == "plugin is away" && line["next_start_in"] != nil {
+			waits++
+		}
+	}
+	if waits != 2 {
+		t.Errorf("it was waited for %d times, want twice", waits)
 	}
 	if m := s.Missing(); len(m) != 1 || m[0] != idOf("loops") {
 		t.Errorf("missing: %v", m)

@@ -57,6 +57,7 @@ type hostReply struct {
 	Sockets, Processes               int
 	OK, Failed                       int // of calls begun with "go" and "keep"
 	P50, P99, Max                    time.Duration
+	Stop                             time.Duration // how long the host took to stop
 }
 
 // hosting is what a host process has.
@@ -115,9 +116,13 @@ func hostProcess(arg string) {
 			}
 			_ = out.Encode(h.obey(line))
 		case <-term:
+			began := time.Now()
 			h.Stop(context.Background())
+			took := time.Since(began)
 			h.calls.Wait()
-			_ = out.Encode(h.counts())
+			r := h.counts()
+			r.Stop = took
+			_ = out.Encode(r)
 			os.Exit(0)
 		}
 	}

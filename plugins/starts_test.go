@@ -5,6 +5,7 @@ package plugins_test
 import (
 	"context"
 	"errors"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -34,7 +35,7 @@ func TestG8BadStarts(t *testing.T) {
 		{"not-listening", "quarantined", nil},
 		{"not-accepting", "quarantined", []string{"within 4s"}},
 		{"unimplemented", "quarantined", []string{"Describe", "unknown service"}},
-		{"describe-silent", "quarantined", []string{"Describe not answered within 4s"}},
+		{"describe-silent", "quarantined", []string{"not answered", "Describe"}},
 		{"wrong-name", "rejected", []string{`calls itself "somebody-else"`, `expected "wrong-name"`}},
 		{"wrong-kind", "rejected", []string{"KIND_PROBE", "expected analysis"}},
 		{"wrong-version", "rejected", []string{`version "latest"`, "semantic version"}},
@@ -57,7 +58,16 @@ func TestG8BadStarts(t *testing.T) {
 		}
 	}
 	for _, b := range bad {
-		p := s.until(b.behaviour, b.state, func(p *donav1.PluginStatus) bool { return p.GetState() == "rejected" || p.GetState() == "quarantined" })
+		over := func(p *donav1.PluginStatus) bool { return p.GetState() == "rejected" || p.GetState() == "quarantined" }
+		p := s.until(b.behaviour, b.state, over)
+		for p.GetStarts() < 10 && strings.Contains(p.GetReason(), "no handshake within") && !slices.Contains([]string{"silent", "not-accepting"}, b.behaviour) {
+			// Twenty starts at once take longer than that on a busy machine.
+			starts := p.GetStarts()
+			if err := s.Reset(plugins.KindAnalysis, b.behaviour); err != nil {
+				t.Fatal(err)
+			}
+			p = s.until(b.behaviour, b.state, func(p *donav1.PluginStatus) bool { return p.GetStarts() > starts && over(p) })
+		}
 		t.Logf("%s: %s after %v: %s", b.behaviour, p.GetState(), time.Since(began), p.GetReason())
 		if p.GetState() != b.state || p.GetReason() == "" {
 			t.Errorf("%s is %s, want %s", b.behaviour, p.GetState(), b.state)
@@ -74,7 +84,7 @@ func TestG8BadStarts(t *testing.T) {
 		if err := s.Reset(plugins.KindAnalysis, b.behaviour); err != nil {
 			t.Fatal(err)
 		}
-		s.until(b.behaviour, "started again", func(p *donav1.PluginStatus) bool { return p.GetStarts() == 2 })
+		s.until(b.behaviour, "started again", func(q *donav1.PluginStatus) bool { return q.GetStarts() > p.GetStarts() })
 	}
 	for _, kind := range []plugins.EventKind{plugins.EventQuarantine, plugins.EventReject} {
 		waitEvent(t, s.events, kind)
