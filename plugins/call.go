@@ -18,9 +18,10 @@ import (
 // proves nothing.
 const fairTime = time.Second
 
-// deathNotice is how long a failed call waits to learn that the process died,
-// so that its error can say so.
-const deathNotice = 25 * time.Millisecond
+// deathNotice is the most that a failed call waits to learn that the process died,
+// so that its error can say so. It takes a few milliseconds; a call never waits
+// longer than its deadline for it.
+const deathNotice = 100 * time.Millisecond
 
 // An Identity says which plugin answered.
 type Identity struct {
@@ -114,6 +115,7 @@ func (h *Host) classify(ctx, cctx context.Context, g *generation, method string,
 		return err
 	}
 	code := status.Code(err)
+	awaitDeadline(cctx, code)
 	late := code == codes.DeadlineExceeded || errors.Is(cctx.Err(), context.DeadlineExceeded)
 	if late && fair {
 		if n := int(g.missed.Add(1)); n >= g.limits.MissedInRow {
@@ -128,20 +130,32 @@ func (h *Host) classify(ctx, cctx context.Context, g *generation, method string,
 	case late:
 		return fmt.Errorf("%s of plugin %s: %w", method, g.id, ErrDeadline)
 	case code == codes.ResourceExhausted && strings.Contains(err.Error(), "larger than max"):
-		return h.Reject(g.id, "too_large", "the message is over the limit of 16 MiB")
+		return h.Reject(g.id, "too_large", statusText(err))
 	case code == codes.Internal && strings.Contains(err.Error(), "unmarshal"):
 		return h.Reject(g.id, "encoding", "the message cannot be decoded")
 	case code == codes.Unavailable, code == codes.Canceled && cctx.Err() == nil:
 		// The latter is our own closing of the connection, which comes first
 		// when the process is already known to be dead.
-		return g.death(method, err)
+		return g.death(cctx, method, err)
 	}
 	g.missed.Store(0)
 	return &CallError{Plugin: g.id, Method: method, Text: statusText(err), Cause: err}
 }
 
+// clockSlack is how much earlier than ours the plugin's clock may end a call.
+const clockSlack = 50 * time.Millisecond
+
+// awaitDeadline waits for a deadline that is about to pass when the other side,
+// which has the same one, was first to end the call: it was late all the same.
+func awaitDeadline(ctx context.Context, code codes.Code) {
+	d, has := ctx.Deadline()
+	if has && code == codes.Canceled && time.Until(d) < clockSlack {
+		<-ctx.Done()
+	}
+}
+
 // death says what became of the process when the connection broke in a call.
-func (g *generation) death(method string, err error) error {
+func (g *generation) death(ctx context.Context, method string, err error) error {
 	text := statusText(err)
 	if p := g.process.Load(); p != nil {
 		select {
@@ -150,6 +164,7 @@ func (g *generation) death(method string, err error) error {
 			if words := g.output.cause(); words != "" {
 				text += "; it said: " + words
 			}
+		case <-ctx.Done():
 		case <-time.After(deathNotice):
 		}
 	}

@@ -6,6 +6,9 @@ import (
 	"regexp"
 	"unicode/utf8"
 
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/status"
+
 	pluginv1 "github.com/dodona-project/dodona/proto/plugin/v1"
 	"github.com/dodona-project/dodona/sdk/plugin/schema"
 	"github.com/dodona-project/dodona/sdk/plugin/wire"
@@ -27,8 +30,9 @@ var versionGrammar = regexp.MustCompile(`^[0-9]+\.[0-9]+\.[0-9]+(-[0-9A-Za-z.-]+
 func (g *generation) describe(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, g.limits.Describe)
 	defer cancel()
-	reply, err := pluginv1.NewLifecycleClient(g.conn).Describe(ctx, &pluginv1.DescribeRequest{HostVersion: g.launch.version})
+	reply, err := pluginv1.NewLifecycleClient(g.conn).Describe(ctx, &pluginv1.DescribeRequest{HostVersion: g.launch.version}, grpc.MaxCallRecvMsgSize(maxDescription))
 	if err != nil {
+		awaitDeadline(ctx, status.Code(err))
 		if ctx.Err() != nil {
 			return fmt.Errorf("call of Describe not answered within %v", g.limits.Describe)
 		}

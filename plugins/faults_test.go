@@ -229,7 +229,7 @@ func TestStopWhateverPluginsDo(t *testing.T) {
 }
 
 // gauge adds up one metric over all plugins.
-func gauge(t *testing.T, registry *prometheus.Registry, name string) (sum float64) {
+func gauge(t testing.TB, registry *prometheus.Registry, name string) (sum float64) {
 	t.Helper()
 	families, err := registry.Gather()
 	if err != nil {
@@ -243,56 +243,6 @@ func gauge(t *testing.T, registry *prometheus.Registry, name string) (sum float6
 		}
 	}
 	return sum
-}
-
-func TestFailedStartsSayWhy(t *testing.T) {
-	for _, tc := range []struct {
-		name, state string
-		words       []string
-	}{
-		{"raw-junk", "quarantined", []string{"exit code 3", "configuration file missing"}},
-		{"raw-exit", "quarantined", []string{"exit code 0"}},
-		{"raw-silent", "quarantined", []string{"no handshake within 300ms"}},
-		{"raw-version", "rejected", []string{"plugin protocol 9", "upgrade the host"}},
-		{"raw-bomb", "quarantined", []string{"last words"}},
-		{"raw-flood", "quarantined", []string{"flood over"}},
-	} {
-		t.Run(tc.name, func(t *testing.T) {
-			t.Parallel()
-			var seen events
-			o := newOptions(t)
-			o.OnEvent = seen.on
-			o.Limits.QuarantineAt = 2
-			if tc.name == "raw-silent" {
-				o.Limits.Handshake = 300 * time.Millisecond
-			}
-			h := startHost(t, o)
-			if err := h.Ensure(plugins.KindAnalysis, tc.name); err != nil {
-				t.Fatal(err)
-			}
-			eventually(t, h, tc.state, func() bool { return stateOf(t, h, tc.name).GetState() == tc.state })
-			s := stateOf(t, h, tc.name)
-			for _, w := range tc.words {
-				if !strings.Contains(s.GetReason(), w) {
-					t.Errorf("reason %q, want %q in it", s.GetReason(), w)
-				}
-			}
-			if err := h.Await(t.Context(), plugins.KindAnalysis, tc.name); !errors.Is(err, plugins.ErrAway) {
-				t.Errorf("Await: %v", err)
-			}
-			kind := plugins.EventQuarantine
-			if tc.state == "rejected" {
-				kind = plugins.EventReject
-			}
-			waitEvent(t, &seen, kind)
-			// An operator can have it tried again.
-			starts := s.GetStarts()
-			if err := h.Reset(plugins.KindAnalysis, tc.name); err != nil {
-				t.Fatal(err)
-			}
-			eventually(t, h, "another try", func() bool { return stateOf(t, h, tc.name).GetStarts() > starts })
-		})
-	}
 }
 
 // Whatever is written to stdout and stderr while serving, calls go on and the
@@ -316,35 +266,5 @@ func TestFloodAndForgedLines(t *testing.T) {
 	}
 	if s := stateOf(t, h, "acts"); s.GetGeneration() != 1 {
 		t.Errorf("generation %d, want 1", s.GetGeneration())
-	}
-}
-
-func TestLargeAnswerIsRefused(t *testing.T) {
-	h := startHost(t, newOptions(t))
-	f := analysis.New(h)
-	await(t, h, plugins.KindAnalysis, "acts")
-	_, err := f.Evaluate(t.Context(), "acts", request(t, "large"))
-	if err == nil {
-		t.Fatal("64 MiB were accepted")
-	}
-	t.Log(err)
-	if _, err := f.Evaluate(t.Context(), "acts", request(t, "")); err != nil {
-		t.Fatalf("the next call: %v", err)
-	}
-}
-
-// A start that hangs does not hold up the stop.
-func TestStopDuringAStart(t *testing.T) {
-	o := newOptions(t)
-	h := startHost(t, o)
-	if err := h.Ensure(plugins.KindAnalysis, "raw-silent"); err != nil {
-		t.Fatal(err)
-	}
-	eventually(t, h, "a process", func() bool { return stateOf(t, h, "raw-silent").GetStarts() == 1 })
-	began := time.Now()
-	h.Stop(context.Background())
-	t.Logf("stopped in %v", time.Since(began))
-	if !empty(t, o.RunDir)() {
-		t.Error("run directory is not empty")
 	}
 }

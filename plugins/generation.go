@@ -15,11 +15,29 @@ import (
 	goplugin "github.com/hashicorp/go-plugin"
 	goplugin_runner "github.com/hashicorp/go-plugin/runner"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/keepalive"
+	"google.golang.org/grpc/status"
 
 	"github.com/dodona-project/dodona/plugins/runner"
 	"github.com/dodona-project/dodona/sdk/plugin/schema"
 	"github.com/dodona-project/dodona/sdk/plugin/wire"
+)
+
+// Bounds of what a plugin sends, in bytes. An answer takes many times its length
+// once it is decoded, so that each method allows what it can need: this is for
+// those that say nothing else. An error travels in headers.
+const (
+	maxReplyLen    = 128 << 10
+	maxDescription = schema.MaxLen + 64<<10
+	maxHeaderLen   = 64 << 10
+)
+
+// How much a plugin may send ahead of its being read, in bytes. Without them gRPC
+// lets it grow to 16 MiB.
+const (
+	streamWindow = 256 << 10
+	connWindow   = 1 << 20
 )
 
 // killWait is how long a process may take to be gone after SIGKILL.
@@ -228,7 +246,10 @@ func (g *generation) clientConfig(tmp string, catch *connCatcher) *goplugin.Clie
 		SyncStdout:       &lineWriter{line: g.output.stdout},
 		SyncStderr:       &lineWriter{line: g.output.stderr},
 		GRPCDialOptions: []grpc.DialOption{
-			grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(wire.MaxMessageLen), grpc.MaxCallSendMsgSize(wire.MaxMessageLen)),
+			grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxReplyLen), grpc.MaxCallSendMsgSize(wire.MaxMessageLen)),
+			grpc.WithMaxHeaderListSize(maxHeaderLen),
+			grpc.WithInitialWindowSize(streamWindow),
+			grpc.WithInitialConnWindowSize(connWindow),
 			grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: 20 * time.Second, Timeout: 5 * time.Second, PermitWithoutStream: true}),
 			grpc.WithStreamInterceptor(catch.intercept),
 			grpc.WithDisableServiceConfig(),
@@ -250,8 +271,14 @@ func (services) GRPCClient(_ context.Context, _ *goplugin.GRPCBroker, conn *grpc
 	return conn, nil
 }
 
+// brokerMethod is go-plugin's stream on which a plugin offers services of its own
+// and asks for those of the host.
+const brokerMethod = "/plugin.GRPCBroker/StartStream"
+
 // connCatcher keeps the connection that go-plugin makes, because go-plugin
-// forgets it without closing it when it then fails.
+// forgets it without closing it when it then fails. It also keeps the broker
+// shut: the host gives and takes no services there, and each offer would cost a
+// goroutine for five seconds.
 type connCatcher struct {
 	mu   sync.Mutex
 	conn *grpc.ClientConn
@@ -261,6 +288,9 @@ func (c *connCatcher) intercept(ctx context.Context, desc *grpc.StreamDesc, cc *
 	c.mu.Lock()
 	c.conn = cc
 	c.mu.Unlock()
+	if method == brokerMethod {
+		return nil, status.Error(codes.Unimplemented, "the host has no broker")
+	}
 	return streamer(ctx, desc, cc, method, opts...)
 }
 

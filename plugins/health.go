@@ -12,6 +12,10 @@ import (
 // it is the first sign of its death.
 const connectionLost = "connection lost"
 
+// healthPause is the least time between two changes of health. A plugin that
+// changes more often waits, and is seen late.
+const healthPause = 100 * time.Millisecond
+
 // health is what the plugin says of its own.
 type health struct {
 	ok     bool
@@ -54,6 +58,10 @@ func (g *generation) watchHealth(ctx context.Context) error {
 			select {
 			case g.healthy <- struct{}{}:
 			default:
+			}
+			select {
+			case <-time.After(healthPause):
+			case <-watch.Done():
 			}
 		}
 		if watch.Err() == nil {

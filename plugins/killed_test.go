@@ -3,86 +3,32 @@
 package plugins_test
 
 import (
-	"bufio"
 	"context"
 	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strconv"
 	"strings"
 	"syscall"
 	"testing"
 	"time"
-
-	"github.com/dodona-project/dodona/plugins"
-	"github.com/dodona-project/dodona/plugins/analysis"
-	donav1 "github.com/dodona-project/dodona/proto/dona/v1"
-	pluginv1 "github.com/dodona-project/dodona/proto/plugin/v1"
-	"google.golang.org/protobuf/types/known/structpb"
 )
 
-// hostProcess is a host that is there to be killed. It prints the processes it
-// is responsible for, and then "ready".
-func hostProcess(runDir string) {
-	fail := func(err error) {
-		if err != nil {
-			fmt.Fprintln(os.Stderr, err)
-			os.Exit(1)
-		}
-	}
-	h, err := plugins.New(plugins.Options{RunDir: runDir, Builtins: testPlugins()})
-	fail(err)
-	fail(h.Start(context.Background()))
-	fail(h.Await(context.Background(), plugins.KindAnalysis, "acts"))
-	config, err := structpb.NewStruct(map[string]any{"word": "x"})
-	fail(err)
-	s, err := h.Status(plugins.KindAnalysis, "acts")
-	fail(err)
-	fmt.Println(s.GetPid())
-	for _, do := range []string{"fork", "fork setsid"} {
-		m, err := analysis.New(h).Evaluate(context.Background(), "acts", &pluginv1.EvaluateRequest{
-			Service: "shop", Query: &donav1.AnalysisQuery{Name: "q", Query: do, Config: config},
-		})
-		fail(err)
-		fmt.Println(m.Detail)
-	}
-	dog, _ := h.WatchdogPID()
-	fmt.Println(dog)
-	fmt.Println("ready")
-	<-make(chan struct{})
-}
-
-// runHost starts a host process and returns it with the processes it started.
-func runHost(t *testing.T, runDir string, inherit ...*os.File) (host *exec.Cmd, pids []int) {
+// runHost starts a host process with a plugin that has two children, one in a
+// session of its own, and returns the processes: plugin, child, the other
+// child, watchdog.
+func runHost(t *testing.T, runDir string, inherit ...*os.File) (host *hostProc, pids []int) {
 	t.Helper()
-	exe, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
-	host = exec.Command(exe, "__host", runDir)
-	host.ExtraFiles = inherit
-	host.Stderr = testWriter{t}
-	out, err := host.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := host.Start(); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = host.Process.Kill(); _ = host.Wait() })
-	lines := bufio.NewScanner(out)
-	for lines.Scan() && lines.Text() != "ready" {
-		pid, err := strconv.Atoi(lines.Text())
+	host = startHostProcess(t, ownProgram(t), hostSetup{RunDir: runDir, Cast: cast{"forks": "sdk"}}, inherit...)
+	pids = append(pids, host.must("await forks").PID)
+	for _, deed := range []string{"fork", "fork-setsid"} {
+		pid, err := strconv.Atoi(host.must("do forks " + deed).Detail)
 		if err != nil {
-			t.Fatalf("host says %q", lines.Text())
+			t.Fatal(err)
 		}
 		pids = append(pids, pid)
 	}
-	if len(pids) != 4 {
-		t.Fatalf("host started %d processes, want 4", len(pids))
-	}
-	return host, pids
+	return host, append(pids, host.must("watchdog").PID)
 }
 
 func gone(pids []int) func() bool {
@@ -96,7 +42,7 @@ func gone(pids []int) func() bool {
 	}
 }
 
-func empty(t *testing.T, dir string) func() bool {
+func empty(t testing.TB, dir string) func() bool {
 	return func() bool {
 		left, err := os.ReadDir(dir)
 		if err != nil {
@@ -106,15 +52,57 @@ func empty(t *testing.T, dir string) func() bool {
 	}
 }
 
-func TestKilledHostLeavesNothing(t *testing.T) {
-	runDir := newOptions(t).RunDir
-	host, pids := runHost(t, runDir)
+// A host that is killed takes everything along: ten plugins, among them one that
+// is stopped, one with children, one that ignores all hints, and calls in
+// flight.
+func TestG4KilledHostLeavesNothing(t *testing.T) {
+	c := cast{"forks": "sdk", "raw-forks": "raw", "stops": "sdk", "stubborn": "stubborn", "drain-hangs": "drain-hangs"}
+	for i := len(c); i < 10; i++ {
+		c[fmt.Sprint("p", i)] = []string{"sdk", "raw"}[i%2]
+	}
+	host := startHostProcess(t, ownProgram(t), hostSetup{Cast: c})
+	for name := range c {
+		host.must("ensure " + name)
+	}
+	pids := []int{host.must("watchdog").PID}
+	for name := range c {
+		pids = append(pids, host.must("await "+name).PID)
+	}
+	for _, line := range []string{"do forks fork", "do forks fork-setsid", "do raw-forks fork", "do raw-forks fork-setsid"} {
+		pid, err := strconv.Atoi(host.must(line).Detail)
+		if err != nil {
+			t.Fatal(err)
+		}
+		pids = append(pids, pid)
+	}
+	host.must("go stops stop")
+	for name := range c {
+		host.must("go " + name + " hang")
+	}
+	stopped := host.must("status stops").PID
+	until(t, "one plugin stopped", nil, func() bool { return processState(stopped) == "T" })
+	if n := len(processesOf(t, host.runDir)); n < 14 {
+		t.Errorf("%d processes before the kill, want ten plugins and their children", n)
+	}
 	killed := time.Now()
 	_ = host.Process.Kill()
 	_ = host.Wait()
-	until(t, fmt.Sprintf("plugin, children and watchdog %v gone", pids), nil, gone(pids))
-	until(t, "run directory empty", nil, empty(t, runDir))
-	t.Logf("all gone %v after the kill", time.Since(killed))
+	host.nothingLeft(pids...)
+	took := time.Since(killed)
+	t.Logf("%d processes gone %v after the kill", len(pids), took)
+	if took > stopPromise {
+		t.Errorf("that took %v: promised are %v", took, stopPromise)
+	}
+}
+
+// processState is the letter of /proc, empty when there is no such process.
+func processState(pid int) string {
+	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if err != nil {
+		return ""
+	}
+	_, rest, _ := strings.Cut(string(stat), ") ")
+	return rest[:min(1, len(rest))]
 }
 
 // A stopped plugin can do nothing for itself, and without the watchdog only the

@@ -3,7 +3,6 @@
 package plugins_test
 
 import (
-	"bufio"
 	"context"
 	"errors"
 	"fmt"
@@ -22,6 +21,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/dodona-project/dodona/plugins"
+	"github.com/dodona-project/dodona/plugins/badplugins"
 	donav1 "github.com/dodona-project/dodona/proto/dona/v1"
 	pluginv1 "github.com/dodona-project/dodona/proto/plugin/v1"
 	"github.com/dodona-project/dodona/sdk/plugin"
@@ -31,29 +31,30 @@ import (
 // plugin, the watchdog, a plugin that keeps no rules, or a host to be killed.
 func TestMain(m *testing.M) {
 	benchProcess()
-	raw()
+	refuseToStart()
 	plugins.Dispatch(testPlugins())
-	if len(os.Args) > 1 && os.Args[1] == "__host" {
+	if len(os.Args) > 1 && os.Args[1] == hostArg {
 		hostProcess(os.Args[2])
 		return
 	}
-	goleak.VerifyTestMain(m)
+	goleak.VerifyTestMain(m, goleak.Cleanup(func(code int) {
+		removeProgram()
+		os.Exit(code)
+	}))
 }
 
 // testPlugins misbehave on request: the query's text says how.
 func testPlugins() []*plugin.Plugin {
-	list := []*plugin.Plugin{
+	return []*plugin.Plugin{
 		plugin.AnalysisOf("acts", "1.2.3", acts{}, plugin.Summary("does what it is told"), plugin.MaxConcurrency(4), plugin.OwnVerdict()),
 		plugin.Strategy("turns", "0.1.0", turns),
 		plugin.Analysis("env", "0.1.0", showEnv),
 		plugin.AnalysisOf("moody", "0.1.0", moody{}),
 		plugin.Analysis("forgetful", "0.1.0", forget),
 		plugin.ProbeOf("looks", "0.1.0", looks{}, plugin.MaxConcurrency(1)),
+		badplugins.Plugin(idOf("builtin")),
+		badplugins.Plugin(idOf("strategy/builtin")),
 	}
-	for _, name := range []string{"raw-junk", "raw-silent", "raw-bomb", "raw-version", "raw-exit", "raw-flood"} {
-		list = append(list, plugin.Analysis(name, "0.1.0", nil))
-	}
-	return list
 }
 
 type actsConfig struct {
@@ -166,8 +167,8 @@ func showEnv(context.Context, *pluginv1.EvaluateRequest) (*pluginv1.EvaluateRepl
 	}, nil
 }
 
-// raw are plugins that do not use the SDK and keep no rule.
-func raw() {
+// refuseToStart ends a plugin's process when the file that it is told of exists.
+func refuseToStart() {
 	if f := os.Getenv("REFUSE_TO_START_IF"); f != "" {
 		if _, err := os.Stat(f); err == nil {
 			fmt.Fprintln(os.Stderr, "refusing to start")
@@ -179,36 +180,6 @@ func raw() {
 			select {}
 		}
 	}
-	if len(os.Args) < 3 || !strings.HasPrefix(os.Args[2], "analysis/raw-") {
-		return
-	}
-	switch strings.TrimPrefix(os.Args[2], "analysis/raw-") {
-	case "junk":
-		fmt.Println("hello, I am a plugin")
-		fmt.Fprintln(os.Stderr, "configuration file missing")
-		os.Exit(3)
-	case "silent":
-		<-make(chan struct{})
-	case "bomb":
-		fmt.Fprintln(os.Stderr, `{"@level":17,"@message":{"a":[1]},"@timestamp":false,"x":null}`)
-		fmt.Fprintln(os.Stderr, `{"@level":"error","@message":"forged","@timestamp":"then","x":{"y":1}}`)
-		fmt.Fprintln(os.Stderr, "\x1b[2Jclear\xff")
-		fmt.Fprintln(os.Stderr, "last words")
-		os.Exit(1)
-	case "version":
-		fmt.Println("1|9|unix|/tmp/none|grpc|")
-		<-make(chan struct{})
-	case "exit":
-		os.Exit(0)
-	case "flood":
-		w := bufio.NewWriter(os.Stdout)
-		for range 64 << 20 / 8 {
-			_, _ = w.WriteString("xxxxxxxx")
-		}
-		_ = w.Flush()
-		fmt.Fprintln(os.Stderr, "flood over")
-		os.Exit(1)
-	}
 }
 
 // newOptions are quick and have a short run directory.
@@ -218,14 +189,20 @@ func newOptions(t testing.TB) plugins.Options {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
-	return plugins.Options{
+	o := plugins.Options{
 		Logger:      hclog.New(&hclog.LoggerOptions{Level: hclog.Debug, Output: testWriter{t}}),
 		RunDir:      filepath.Join(dir, "run"),
 		HostVersion: "0.1.0-test",
 		Builtins:    testPlugins(),
-		Backoff:     plugins.Backoff{Min: 10 * time.Millisecond, Max: 50 * time.Millisecond},
-		Limits:      plugins.Limits{RestartBudget: 1000},
 	}
+	quicken(&o)
+	return o
+}
+
+// quicken has plugins come back without long waits.
+func quicken(o *plugins.Options) {
+	o.Backoff = plugins.Backoff{Min: 10 * time.Millisecond, Max: 50 * time.Millisecond}
+	o.Limits.RestartBudget = 1000
 }
 
 type testWriter struct{ t testing.TB }

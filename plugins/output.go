@@ -42,6 +42,11 @@ type output struct {
 	tokens float64
 	filled time.Time
 	missed int
+
+	// The first line of a panic that ends the process: the stacks that follow it
+	// are longer than what is kept.
+	headline  string
+	headlined time.Time
 }
 
 func newOutput(logger hclog.Logger, secrets map[string]string, dropped func(int)) *output {
@@ -90,8 +95,19 @@ func (o *output) line(raw []byte, stdout bool) {
 	o.logger.Log(level, o.mask.Replace(msg), fields...)
 }
 
+// headlineFor is how long after it a process must end for a panic's first line to
+// be why: some programs only print one.
+const headlineFor = 10 * time.Second
+
 // keep adds to the last lines; the caller holds mu.
 func (o *output) keep(k kept) {
+	if !k.stdout && strings.HasPrefix(k.text, "{") {
+		o.headline = "" // it logs on: that was not its end
+	}
+	if !k.stdout && (strings.HasPrefix(k.text, "panic: ") || strings.HasPrefix(k.text, "fatal error: ")) &&
+		(o.headline == "" || time.Since(o.headlined) > headlineFor) {
+		o.headline, o.headlined = k.text, time.Now()
+	}
 	o.last = append(o.last, k)
 	size := 0
 	for _, l := range o.last {
@@ -144,10 +160,8 @@ func (o *output) cause() string {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	best := ""
-	for _, l := range o.last {
-		if strings.HasPrefix(l.text, "panic: ") || strings.HasPrefix(l.text, "fatal error: ") {
-			return clip(l.text, maxCauseLen)
-		}
+	if o.headline != "" && time.Since(o.headlined) < headlineFor {
+		return clip(o.headline, maxCauseLen)
 	}
 	for _, stdout := range []bool{true, false} {
 		for _, l := range o.last {
@@ -164,6 +178,10 @@ func (o *output) cause() string {
 	}
 	return clip(msg, maxCauseLen)
 }
+
+// hostFields are what the host says of a line. A plugin that says the same word
+// must not be taken for the host, or for another plugin.
+var hostFields = map[string]bool{"kind": true, "plugin": true, "version": true, "generation": true, "pid": true}
 
 // parseLine reads a line of hclog's JSON if it is one, and otherwise takes it
 // as it is. Every field may have any type: what is not text is written as JSON.
@@ -196,11 +214,15 @@ func parseLine(raw []byte) (hclog.Level, string, []any) {
 	sort.Strings(keys)
 	var fields []any
 	for _, k := range keys[:min(len(keys), maxLogFields)] {
+		name := k
+		if hostFields[k] {
+			name = "said_" + k
+		}
 		most := maxFieldLen
 		if k == "stack" {
 			most = maxStackLen
 		}
-		fields = append(fields, clip(printable(k), 64), clip(fieldText(m[k]), most))
+		fields = append(fields, clip(printable(name), 64), clip(fieldText(m[k]), most))
 	}
 	return level, printable(msg), fields
 }

@@ -5,128 +5,169 @@ package plugins_test
 import (
 	"context"
 	"errors"
-	"os"
-	"path/filepath"
+	"fmt"
 	"strings"
-	"syscall"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
+
 	"github.com/dodona-project/dodona/plugins"
-	"github.com/dodona-project/dodona/plugins/analysis"
+	donav1 "github.com/dodona-project/dodona/proto/dona/v1"
 )
 
-// A plugin that is away is reloaded by starting it, whatever keeps it away, and
-// the answer says what became of it.
-func TestReloadOfAPluginThatIsAway(t *testing.T) {
-	broken := filepath.Join(t.TempDir(), "broken")
-	for _, state := range []string{"backoff", "quarantined"} {
-		t.Run(state, func(t *testing.T) {
-			var seen events
-			o := newOptions(t)
-			o.OnEvent = seen.on
-			o.Plugins = map[plugins.ID]plugins.PluginConfig{
-				{Kind: plugins.KindAnalysis, Name: "acts"}: {Env: map[string]string{"REFUSE_TO_START_IF": broken}},
+// Reloads while many call: every call is answered by one process or the other.
+func TestG10ReloadLosesNoCall(t *testing.T) {
+	for _, name := range []string{"upgraded", "builtin"} {
+		t.Run(name, func(t *testing.T) {
+			s := play(t, cast{"upgraded": "sdk"}, nil)
+			s.ready(name)
+			ctx, cancel := context.WithCancel(t.Context())
+			defer cancel()
+			var done, failed atomic.Int32
+			var callers sync.WaitGroup
+			for range 50 {
+				callers.Go(func() {
+					for ctx.Err() == nil {
+						if _, err := s.do(name, "slow 5ms"); err != nil {
+							failed.Add(1)
+							t.Error(err)
+						}
+						done.Add(1)
+					}
+				})
 			}
-			o.Backoff = plugins.Backoff{Min: time.Hour, Max: time.Hour}
-			if state == "quarantined" {
-				o.Limits.QuarantineAt = 1
+			for range 10 {
+				at := done.Load()
+				if err := s.Reload(t.Context(), plugins.KindAnalysis, name); err != nil {
+					t.Fatal(err)
+				}
+				until(t, "every caller called the new process", nil, func() bool { return done.Load() > at+100 })
 			}
-			h := startHost(t, o)
-			if err := os.WriteFile(broken, nil, 0o600); err != nil {
-				t.Fatal(err)
+			cancel()
+			callers.Wait()
+			t.Logf("%d calls in 10 reloads, %d failed", done.Load(), failed.Load())
+			if p := s.state(name); p.GetGeneration() != 11 || p.GetExits() != 0 {
+				t.Errorf("status %v, want generation 11 and no exit", p)
 			}
-			if err := h.Ensure(plugins.KindAnalysis, "acts"); err != nil {
-				t.Fatal(err)
-			}
-			eventually(t, h, state, func() bool { return stateOf(t, h, "acts").GetState() == state })
-			err := h.Reload(t.Context(), plugins.KindAnalysis, "acts")
-			if err == nil || !strings.Contains(err.Error(), "refusing to start") {
-				t.Fatalf("reload of what cannot start: %v", err)
-			}
-			if s := stateOf(t, h, "acts"); s.GetState() != state || s.GetStarts() != 2 {
-				t.Errorf("then it is %s after %d starts", s.GetState(), s.GetStarts())
-			}
-			if err := os.Remove(broken); err != nil {
-				t.Fatal(err)
-			}
-			if err := h.Reload(t.Context(), plugins.KindAnalysis, "acts"); err != nil {
-				t.Fatalf("reload: %v", err)
-			}
-			if _, err := analysis.New(h).Evaluate(t.Context(), "acts", request(t, "")); err != nil {
-				t.Errorf("right after the reload: %v", err)
-			}
-			waitEvent(t, &seen, plugins.EventReload)
+			until(t, "the old processes gone", nil, func() bool { return len(processesOf(t, s.runDir)) <= 3 })
 		})
 	}
 }
 
-// Who waits for a reload can give up at once, however long the start takes, and
-// the old process serves on.
-func TestReloadIsCancellable(t *testing.T) {
-	slow := filepath.Join(t.TempDir(), "slow")
-	o := newOptions(t)
-	o.Plugins = map[plugins.ID]plugins.PluginConfig{
-		{Kind: plugins.KindAnalysis, Name: "acts"}: {Env: map[string]string{"HANG_AT_START_IF": slow}},
+// A new version that is no good, in whichever way, leaves the old one serving,
+// and an operator sees why.
+func TestBadVersionLeavesTheOldOneServing(t *testing.T) {
+	s := play(t, cast{"upgraded": "sdk"}, func(o *plugins.Options) {
+		o.Limits.Handshake, o.Limits.Describe, o.Limits.FirstHealth = 5*time.Second, time.Second, time.Second
+	})
+	s.ready("upgraded")
+	first := s.state("upgraded")
+	for _, tc := range []struct{ behaviour, reason string }{
+		{"crash", "attempt 1 failed"},
+		{"wrong-name", "calls itself"},
+		{"new-protocol", "upgrade the host"},
+		{"describe-silent", "Describe not answered"},
+		{"health-silent", "no health"},
+		{"deep-schema", "levels"},
+	} {
+		s.catalog.Put(idOf("upgraded"), program(t).File(idOf("upgraded"), tc.behaviour))
+		err := s.Reload(t.Context(), plugins.KindAnalysis, "upgraded")
+		if err == nil || !strings.Contains(err.Error(), tc.reason) || !strings.Contains(err.Error(), "generation 1 stays") {
+			t.Errorf("%s: %v, want %q in it", tc.behaviour, err, tc.reason)
+		}
+		p := s.state("upgraded")
+		if p.GetState() != "ready" || p.GetPid() != first.GetPid() || !strings.Contains(p.GetReason(), tc.reason) {
+			t.Errorf("%s: status %v", tc.behaviour, p)
+		}
+		s.must("upgraded", "")
 	}
-	o.Limits.Handshake = 3 * time.Second
-	h := startHost(t, o)
-	await(t, h, plugins.KindAnalysis, "acts")
-	if err := os.WriteFile(slow, nil, 0o600); err != nil {
+	s.catalog.Put(idOf("upgraded"), program(t).File(idOf("upgraded"), "raw"))
+	if err := s.Reload(t.Context(), plugins.KindAnalysis, "upgraded"); err != nil {
 		t.Fatal(err)
 	}
-	ctx, cancel := context.WithCancel(t.Context())
-	answer := make(chan error, 1)
-	go func() { answer <- h.Reload(ctx, plugins.KindAnalysis, "acts") }()
-	eventually(t, h, "the second start", func() bool { return stateOf(t, h, "acts").GetStarts() == 2 })
-	began := time.Now()
-	cancel()
-	if err := <-answer; !errors.Is(err, context.Canceled) {
-		t.Errorf("error %v", err)
+	if p := s.state("upgraded"); p.GetPid() == first.GetPid() || p.GetReason() != "" {
+		t.Errorf("after a good version: %v", p)
 	}
-	t.Logf("gave up within %v", time.Since(began))
-	if took := time.Since(began); took > time.Second {
-		t.Errorf("giving up took %v, as long as a start", took)
-	}
-	// A second one waits for its turn, and can give up as well.
-	ctx, cancel = context.WithTimeout(t.Context(), 20*time.Millisecond)
-	defer cancel()
-	if err := h.Reload(ctx, plugins.KindAnalysis, "acts"); !errors.Is(err, context.DeadlineExceeded) {
-		t.Errorf("while another runs: %v", err)
-	}
-	if _, err := analysis.New(h).Evaluate(t.Context(), "acts", request(t, "")); err != nil {
-		t.Errorf("meanwhile: %v", err)
-	}
-	eventually(t, h, "why the reload failed", func() bool {
-		s := stateOf(t, h, "acts")
-		return s.GetState() == "ready" && strings.Contains(s.GetReason(), "generation 1 stays: no handshake within 3s")
-	})
+	s.must("upgraded", "")
 }
 
-func TestReloadWhileTheHostStops(t *testing.T) {
-	o := newOptions(t)
-	h := startHost(t, o)
-	await(t, h, plugins.KindAnalysis, "acts")
-	if err := syscall.Kill(int(stateOf(t, h, "acts").GetPid()), syscall.SIGSTOP); err != nil {
+// What was begun before a reload is finished by the process that began it.
+func TestReloadFinishesALongCall(t *testing.T) {
+	s := play(t, cast{"upgraded": "sdk"}, nil)
+	s.ready("upgraded")
+	first := s.state("upgraded")
+	long := make(chan string, 1)
+	go func() {
+		m, err := s.do("upgraded", "slow 1s")
+		long <- m.Detail
+		if err != nil {
+			t.Error(err)
+		}
+	}()
+	until(t, "the call is in flight", nil, func() bool { return inflight(t, s.metrics, "upgraded") == 1 })
+	if err := s.Reload(t.Context(), plugins.KindAnalysis, "upgraded"); err != nil {
 		t.Fatal(err)
 	}
-	if err := h.Ensure(plugins.KindAnalysis, "raw-silent"); err != nil {
-		t.Fatal(err)
+	second := s.state("upgraded")
+	if m := s.must("upgraded", ""); m.Detail == "" || second.GetPid() == first.GetPid() {
+		t.Errorf("a new call: %+v", m)
 	}
-	answers := make(chan error, 2)
-	for _, name := range []string{"acts", "raw-silent"} {
-		go func() { answers <- h.Reload(context.Background(), plugins.KindAnalysis, name) }()
-	}
-	eventually(t, h, "the starts", func() bool {
-		return stateOf(t, h, "acts").GetStarts() == 2 && stateOf(t, h, "raw-silent").GetStarts() == 1
-	})
-	h.Stop(context.Background())
-	for range 2 {
-		if err := <-answers; err != nil {
-			t.Logf("answered: %v", err)
+	select {
+	case <-long:
+		t.Log("the long call ended before the reload did: nothing is shown on this machine")
+	default:
+		if got := <-long; got != fmt.Sprint(first.GetPid()) {
+			t.Errorf("the long call was answered by %s, want %s", got, fmt.Sprint(first.GetPid()))
 		}
 	}
-	if err := h.Reload(t.Context(), plugins.KindAnalysis, "acts"); !errors.Is(err, plugins.ErrAway) {
-		t.Errorf("after the stop: %v", err)
+	until(t, "the old process gone", nil, func() bool { return !alive(int(first.GetPid())) })
+}
+
+// The old process dies while a new one starts: the new one takes over, and no
+// caller waits.
+func TestDeathDuringAReload(t *testing.T) {
+	s := play(t, cast{"upgraded": "sdk"}, func(o *plugins.Options) { o.Limits.Handshake = 3 * time.Second })
+	s.ready("upgraded")
+	s.catalog.Put(idOf("upgraded"), program(t).File(idOf("upgraded"), "silent"))
+	reloaded := make(chan error, 1)
+	go func() { reloaded <- s.Reload(context.Background(), plugins.KindAnalysis, "upgraded") }()
+	s.until("upgraded", "a second start", func(p *donav1.PluginStatus) bool { return p.GetStarts() == 2 })
+	s.catalog.Put(idOf("upgraded"), program(t).File(idOf("upgraded"), "sdk"))
+	if _, err := s.do("upgraded", "exit"); !errors.Is(err, plugins.ErrAway) {
+		t.Errorf("%v, want ErrAway", err)
 	}
+	began := time.Now()
+	for range 10 {
+		if _, err := s.do("upgraded", ""); err != nil && !errors.Is(err, plugins.ErrAway) {
+			t.Errorf("%v, want ErrAway", err)
+		}
+	}
+	t.Logf("ten callers were told within %v", time.Since(began))
+	if err := <-reloaded; err == nil {
+		t.Error("a reload that brought nothing was no error")
+	}
+	s.until("upgraded", "ready", func(p *donav1.PluginStatus) bool { return p.GetState() == "ready" && p.GetGeneration() > 2 })
+	s.must("upgraded", "")
+}
+
+// inflight is how many calls of one plugin are in flight.
+func inflight(t testing.TB, registry *prometheus.Registry, plugin string) (n float64) {
+	t.Helper()
+	families, err := registry.Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, f := range families {
+		for _, m := range f.GetMetric() {
+			for _, l := range m.GetLabel() {
+				if f.GetName() == "dona_plugin_inflight" && l.GetName() == "plugin" && l.GetValue() == plugin {
+					n += m.GetGauge().GetValue()
+				}
+			}
+		}
+	}
+	return n
 }

@@ -19,43 +19,8 @@ import (
 
 	"github.com/dodona-project/dodona/plugins"
 	"github.com/dodona-project/dodona/plugins/analysis"
+	"github.com/dodona-project/dodona/plugins/badplugins"
 )
-
-func TestEnvironmentIsTheHostsChoice(t *testing.T) {
-	t.Setenv("DONA_TEST_SECRET", "do-not-tell")
-	o := newOptions(t)
-	o.Plugins = map[plugins.ID]plugins.PluginConfig{
-		{Kind: plugins.KindAnalysis, Name: "env"}: {Env: map[string]string{"API_TOKEN": "given-on-purpose"}},
-	}
-	h := startHost(t, o)
-	await(t, h, plugins.KindAnalysis, "env")
-	req := request(t, "")
-	req.Query.Config = nil
-	m, err := analysis.New(h).Evaluate(t.Context(), "env", req)
-	if err != nil {
-		t.Fatal(err)
-	}
-	env := make(map[string]string)
-	for _, kv := range strings.Split(string(m.Evidence), "\n") {
-		if k, v, ok := strings.Cut(kv, "="); ok {
-			env[k] = v
-		}
-	}
-	for _, k := range []string{"PATH", "HOME", "TMPDIR", "LANG", "TZ", "GOMEMLIMIT", "GOMAXPROCS"} {
-		if env[k] == "" {
-			t.Errorf("%s is not set", k)
-		}
-	}
-	if env["API_TOKEN"] != "given-on-purpose" {
-		t.Errorf("API_TOKEN is %q", env["API_TOKEN"])
-	}
-	if !strings.HasPrefix(env["TMPDIR"], o.RunDir) || env["HOME"] != env["TMPDIR"] {
-		t.Errorf("TMPDIR %q and HOME %q are not private", env["TMPDIR"], env["HOME"])
-	}
-	if strings.Contains(string(m.Evidence), "do-not-tell") {
-		t.Error("the host's environment reached the plugin")
-	}
-}
 
 func TestConcurrencyIsBoundedThenShed(t *testing.T) {
 	o := newOptions(t)
@@ -93,40 +58,6 @@ func TestConcurrencyIsBoundedThenShed(t *testing.T) {
 	calls.Wait()
 	if shed.Load() != 20 || other.Load() != 20 {
 		t.Errorf("%d shed, %d not", shed.Load(), other.Load())
-	}
-}
-
-func TestReloadUnderLoadLosesNoCall(t *testing.T) {
-	h := startHost(t, newOptions(t))
-	f := analysis.New(h)
-	await(t, h, plugins.KindAnalysis, "acts")
-	ctx, cancel := context.WithCancel(t.Context())
-	defer cancel()
-	var done, failed atomic.Int32
-	var callers sync.WaitGroup
-	for range 8 {
-		callers.Go(func() {
-			for ctx.Err() == nil {
-				if _, err := f.Evaluate(context.Background(), "acts", request(t, "slow 5ms")); err != nil {
-					failed.Add(1)
-					t.Error(err)
-				}
-				done.Add(1)
-			}
-		})
-	}
-	for range 3 {
-		at := done.Load()
-		if err := h.Reload(t.Context(), plugins.KindAnalysis, "acts"); err != nil {
-			t.Fatal(err)
-		}
-		until(t, "calls on the new process", nil, func() bool { return done.Load() > at+20 })
-	}
-	cancel()
-	callers.Wait()
-	t.Logf("%d calls, %d failed", done.Load(), failed.Load())
-	if s := stateOf(t, h, "acts"); s.GetGeneration() != 4 || s.GetExits() != 0 {
-		t.Errorf("status %v", s)
 	}
 }
 
@@ -191,7 +122,8 @@ func TestConfigurationIsCheckedByPluginAndSchema(t *testing.T) {
 	}
 }
 
-func TestRunDirectoryIsRefused(t *testing.T) {
+// A path that has no room for a socket is refused before anything is made.
+func TestG13RunDirectoryIsRefused(t *testing.T) {
 	o := newOptions(t)
 	o.RunDir = "/tmp/" + strings.Repeat("d", 60)
 	if _, err := plugins.New(o); err == nil || !strings.Contains(err.Error(), "has 65 bytes: allowed are at most 53") {
@@ -249,12 +181,14 @@ func TestFailedReloadKeepsTheOldProcess(t *testing.T) {
 func TestRequiredPluginsStartWithTheHost(t *testing.T) {
 	o := newOptions(t)
 	o.Plugins = map[plugins.ID]plugins.PluginConfig{
-		{Kind: plugins.KindStrategy, Name: "turns"}:    {Required: true},
-		{Kind: plugins.KindAnalysis, Name: "raw-junk"}: {Required: true},
+		{Kind: plugins.KindStrategy, Name: "turns"}: {Required: true},
+		idOf("words"): {Required: true},
 	}
+	var catalog badplugins.Catalog
+	catalog.Put(idOf("words"), program(t).File(idOf("words"), "words"))
+	o.Catalog = &catalog
 	h := startHost(t, o)
-	junk := plugins.ID{Kind: plugins.KindAnalysis, Name: "raw-junk"}
-	eventually(t, h, "one of two", func() bool { m := h.Missing(); return len(m) == 1 && m[0] == junk })
+	eventually(t, h, "one of two", func() bool { m := h.Missing(); return len(m) == 1 && m[0] == idOf("words") })
 }
 
 func TestUnhealthyIsOutOfUseUntilItIsHealthy(t *testing.T) {

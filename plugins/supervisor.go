@@ -355,6 +355,9 @@ func (s *supervisor) crashed(g *generation, why string) error {
 	}
 	g.discard()
 	exit := g.process.Load().Exit()
+	if why == connectionLost && !exit.ByHost {
+		why = processEnded // which was only seen late
+	}
 	reason := why
 	if !exit.ByHost {
 		reason = fmt.Sprintf("%s (%s)", why, exit)

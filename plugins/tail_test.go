@@ -136,22 +136,21 @@ func TestStuckFollowerHoldsUpNobody(t *testing.T) {
 // TestResetIsSeenAtOnce: who looks right after it does not find the plugin in the
 // state before.
 func TestResetIsSeenAtOnce(t *testing.T) {
-	o := newOptions(t)
-	h := startHost(t, o)
-	if err := h.Ensure(plugins.KindAnalysis, "raw-version"); err != nil {
+	h := play(t, cast{"newer": "new-protocol"}, nil).Host
+	if err := h.Ensure(plugins.KindAnalysis, "newer"); err != nil {
 		t.Fatal(err)
 	}
 	starts := uint64(0)
 	for range 3 {
 		eventually(t, h, "rejected", func() bool {
-			s := stateOf(t, h, "raw-version")
+			s := stateOf(t, h, "newer")
 			return s.GetState() == "rejected" && s.GetStarts() > starts
 		})
-		starts = stateOf(t, h, "raw-version").GetStarts()
-		if err := h.Reset(plugins.KindAnalysis, "raw-version"); err != nil {
+		starts = stateOf(t, h, "newer").GetStarts()
+		if err := h.Reset(plugins.KindAnalysis, "newer"); err != nil {
 			t.Fatal(err)
 		}
-		if s := stateOf(t, h, "raw-version"); s.GetState() == "rejected" && s.GetStarts() == starts {
+		if s := stateOf(t, h, "newer"); s.GetState() == "rejected" && s.GetStarts() == starts {
 			t.Errorf("right after the reset it is %s (%s)", s.GetState(), s.GetReason())
 		}
 	}

@@ -29,6 +29,10 @@ const (
 	MaxEvidence   = 64 << 10 // bytes
 	MaxState      = 64 << 10 // bytes
 	MaxRetryAfter = time.Hour
+
+	// maxReply is an answer of which everything is as long as it may be, and
+	// some more.
+	maxReply = MaxDetail + MaxEvidence + MaxState + 64<<10
 )
 
 // Caller carries calls to plugins; *plugins.Host is one.
@@ -90,7 +94,7 @@ func (f *Facade) Evaluate(ctx context.Context, plugin string, req *pluginv1.Eval
 	}
 	var reply *pluginv1.EvaluateReply
 	who, err := f.caller.Call(ctx, id, in, "Evaluate", func(ctx context.Context, conn grpc.ClientConnInterface) (err error) {
-		reply, err = pluginv1.NewAnalysisClient(conn).Evaluate(ctx, send)
+		reply, err = pluginv1.NewAnalysisClient(conn).Evaluate(ctx, send, grpc.MaxCallRecvMsgSize(maxReply))
 		return err
 	})
 	if err != nil {

@@ -3,6 +3,7 @@ package runner
 import (
 	"bytes"
 	"errors"
+	"io/fs"
 	"os"
 	"runtime"
 	"strconv"
@@ -59,15 +60,36 @@ func KillStraysBelow(dir string) {
 	}
 }
 
+// maxSweeps bounds how often the processes are looked through.
+const maxSweeps = 20
+
+// killStrays looks until it finds none: a process may start another, and be gone,
+// while the list of processes is read.
 func killStrays(value []byte) {
+	mark := append([]byte("\x00"+socketDirEnv+"="), value...)
+	for sweep := range maxSweeps {
+		found, missed := killMarked(mark)
+		if !found && (!missed || sweep > 0) {
+			return
+		}
+	}
+}
+
+// killMarked kills the processes with mark in their environment. It reports
+// whether there were any, and whether one was gone before it was looked at.
+func killMarked(mark []byte) (found, missed bool) {
 	entries, err := os.ReadDir("/proc")
 	if err != nil {
-		return
+		return false, false
 	}
-	mark := append([]byte("\x00"+socketDirEnv+"="), value...)
 	for _, e := range entries {
 		pid, err := strconv.Atoi(e.Name())
-		if err != nil || pid == os.Getpid() || !marked(pid, mark) {
+		if err != nil || pid == os.Getpid() {
+			continue
+		}
+		is, gone := marked(pid, mark)
+		found, missed = found || is, missed || gone
+		if !is {
 			continue
 		}
 		// Between looking and killing the number could be given to another
@@ -76,14 +98,19 @@ func killStrays(value []byte) {
 		if err != nil {
 			continue
 		}
-		if marked(pid, mark) {
+		if is, _ := marked(pid, mark); is {
 			_ = unix.PidfdSendSignal(fd, unix.SIGKILL, nil, 0)
 		}
 		_ = unix.Close(fd)
 	}
+	return found, missed
 }
 
-func marked(pid int, mark []byte) bool {
+// marked reports whether a process has mark in its environment, or is gone.
+func marked(pid int, mark []byte) (is, gone bool) {
 	env, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/environ")
-	return err == nil && bytes.Contains(append([]byte{0}, env...), mark)
+	if err != nil {
+		return false, errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ESRCH)
+	}
+	return bytes.Contains(append([]byte{0}, env...), mark), false
 }

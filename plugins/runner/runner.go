@@ -21,6 +21,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"sync"
+	"syscall"
 	"time"
 
 	goplugin "github.com/hashicorp/go-plugin/runner"
@@ -76,7 +77,8 @@ type Process struct {
 	pid     int
 	exit    Exit
 	shake   *Handshake
-	killing bool
+	killing bool // by Kill
+	dead    bool // and was so before Kill
 }
 
 var _ goplugin.Runner = (*Process)(nil)
@@ -180,6 +182,9 @@ func (p *Process) live(started chan<- error) {
 
 	var err error
 	if awaitExit(pid) { // dead, but its number is still ours
+		p.mu.Lock()
+		p.dead = true
+		p.mu.Unlock()
 		p.sweep(pid)
 		err = p.cmd.Wait()
 	} else {
@@ -189,7 +194,7 @@ func (p *Process) live(started chan<- error) {
 
 	p.mu.Lock()
 	p.exit = exitOf(p.cmd.ProcessState, err)
-	p.exit.ByHost = p.killing
+	p.exit.ByHost = p.killing && p.exit.Signal == syscall.SIGKILL.String()
 	p.mu.Unlock()
 	p.finish()
 }
@@ -282,7 +287,7 @@ func (p *Process) Kill(ctx context.Context) error {
 			return nil
 		default:
 		}
-		p.killing = true
+		p.killing = p.killing || !p.dead
 		_ = p.cmd.Process.Kill() // knows whether it was reaped
 	}
 	p.mu.Unlock()

@@ -18,6 +18,7 @@ import (
 	"time"
 
 	"go.uber.org/goleak"
+	"golang.org/x/sys/unix"
 
 	"github.com/dodona-project/dodona/plugins/runner"
 )
@@ -30,6 +31,7 @@ type run struct {
 	mu             sync.Mutex
 	stdout, stderr []string
 	started, ended int
+	dir            string
 }
 
 func start(t *testing.T, script string) *run {
@@ -43,6 +45,7 @@ func start(t *testing.T, script string) *run {
 		}
 	}
 	dir := t.TempDir()
+	r.dir = dir
 	r.Process = runner.New(runner.Config{
 		Name: "test", Path: "/bin/sh", Args: []string{"-c", script}, Env: []string{"PATH=/usr/bin:/bin"},
 		Dir: dir, SocketDir: dir, Stdout: add(&r.stdout), Stderr: add(&r.stderr),
@@ -265,6 +268,104 @@ func TestAddresses(t *testing.T) {
 			t.Errorf("%s %s: %v", tc.network, tc.address, err)
 		}
 	}
+}
+
+// The kernel kills a child when the thread that started it ends. Here threads are
+// made to end all the time, and the one that started the child must not be among
+// them as long as the child lives.
+func TestG5ChildOutlivesEveryOtherThread(t *testing.T) {
+	stop := make(chan struct{})
+	var churn sync.WaitGroup
+	defer churn.Wait()
+	defer close(stop)
+	for range 2 * runtime.GOMAXPROCS(0) { // keep every processor busy, so that goroutines change threads
+		churn.Go(func() {
+			for {
+				select {
+				case <-stop:
+					return
+				default:
+					runtime.Gosched()
+				}
+			}
+		})
+	}
+	var starter int
+	r := &run{}
+	dir := t.TempDir()
+	r.Process = runner.New(runner.Config{
+		Name: "test", Path: "/bin/sleep", Args: []string{"600"}, Dir: dir, SocketDir: dir,
+		Stdout: func([]byte) {}, Stderr: func([]byte) {},
+		Started: func(int) {
+			starter = unix.Gettid()
+			// Whoever is not bound to this thread leaves it now, and it ends.
+			for range 50 {
+				endThreads()
+				if !threadLives(starter) {
+					return
+				}
+			}
+		},
+	}, nil)
+	if err := r.Start(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = r.Kill(context.Background()) }()
+	for range 20 {
+		endThreads()
+	}
+	if !threadLives(starter) {
+		t.Error("the thread that started the child has ended")
+	}
+	select {
+	case <-r.Done():
+		t.Errorf("the child has ended: %v", r.Exit())
+	default:
+	}
+}
+
+// endThreads ends several threads: one whose goroutine ends locked ends too.
+func endThreads() {
+	var ended sync.WaitGroup
+	for range 8 {
+		ended.Add(1)
+		go func() {
+			runtime.LockOSThread()
+			ended.Done()
+		}()
+	}
+	ended.Wait()
+	runtime.Gosched()
+}
+
+func threadLives(tid int) bool {
+	_, err := os.Stat(fmt.Sprintf("/proc/self/task/%d", tid))
+	return err == nil
+}
+
+// Children that fork on and on while they are looked for are found all the same.
+func TestStraysThatForkAreFound(t *testing.T) {
+	for range 20 {
+		// Each generation starts the next in a session of its own, and leaves.
+		r := start(t, `setsid sh -c 'setsid sh -c "setsid sleep 600 & sleep 600 & setsid sleep 601" & setsid sleep 602 & exit 0' & exit 3`)
+		r.wait(t)
+		dir := r.dir
+		for _, path := range environs(t) {
+			if env, err := os.ReadFile(path); err == nil && strings.Contains(string(env), "="+dir+"\x00") {
+				line, _ := os.ReadFile(filepath.Join(filepath.Dir(path), "cmdline"))
+				t.Errorf("%s is left: %q", path, line)
+			}
+		}
+	}
+}
+
+func environs(t *testing.T) []string {
+	t.Helper()
+	all, err := filepath.Glob("/proc/[0-9]*/environ")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return all
 }
 
 func FuzzHandshake(f *testing.F) {

@@ -15,11 +15,13 @@ import (
 	"time"
 
 	"google.golang.org/grpc"
+	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/structpb"
 
 	"github.com/dodona-project/dodona/plugins"
 	donav1 "github.com/dodona-project/dodona/proto/dona/v1"
 	pluginv1 "github.com/dodona-project/dodona/proto/plugin/v1"
+	"github.com/dodona-project/dodona/sdk/plugin/wire"
 )
 
 // Bounds of a plan.
@@ -84,7 +86,7 @@ func (f *Facade) CompileWith(ctx context.Context, plugin string, config *structp
 	}
 	var reply *pluginv1.CompileReply
 	_, err = f.caller.Call(ctx, id, in, "Compile", func(ctx context.Context, conn grpc.ClientConnInterface) (err error) {
-		reply, err = pluginv1.NewStrategyClient(conn).Compile(ctx, send)
+		reply, err = pluginv1.NewStrategyClient(conn).Compile(ctx, send, grpc.MaxCallRecvMsgSize(maxReply(send)))
 		return err
 	})
 	if err != nil {
@@ -95,6 +97,12 @@ func (f *Facade) CompileWith(ctx context.Context, plugin string, config *structp
 		return Result{}, fmt.Errorf("compile a plan for %s: %w", req.GetScope(), f.caller.Reject(id, bad.reason, bad.detail))
 	}
 	return result, nil
+}
+
+// maxReply is how long the answer to a request may be, in bytes. A plan names at
+// most the candidates and groups of its request.
+func maxReply(req *pluginv1.CompileRequest) int {
+	return min(64<<10+2*proto.Size(req), wire.MaxMessageLen)
 }
 
 // Validate checks a configuration for the plugin. Errors: plugins.ErrUnknown,

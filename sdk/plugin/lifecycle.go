@@ -25,6 +25,7 @@ type lifecycle struct {
 	config *configurer
 	guard  *guard
 
+	described func() // called before the host is told what the plugin is; may be nil
 	asking    atomic.Bool // the plugin's Health runs
 	drainOnce sync.Once
 	drained   chan struct{} // closed when the host has drained us
@@ -48,6 +49,9 @@ func (l *lifecycle) describe() *pluginv1.DescribeReply {
 }
 
 func (l *lifecycle) Describe(context.Context, *pluginv1.DescribeRequest) (*pluginv1.DescribeReply, error) {
+	if l.described != nil {
+		l.described()
+	}
 	return l.describe(), nil
 }
 

@@ -77,6 +77,7 @@ func serve(p *Plugin, args []string) int {
 
 	guard := newGuard(logger, config)
 	life := newLifecycle(p, config, guard)
+	life.described = giveStderrBack()
 	ending := &ending{life: life}
 	lost := ending.watchLifeline(logger)
 	ending.watchTerm(logger)
@@ -101,6 +102,14 @@ func serve(p *Plugin, args []string) int {
 	case <-time.After(lifelineGrace):
 	}
 	return 0
+}
+
+// giveStderrBack remembers stderr and returns what makes it stdout and stderr
+// again, once. While it serves, go-plugin puts a stream to the host in their
+// place, and what is printed there just before the end never arrives.
+func giveStderrBack() func() {
+	stderr := os.Stderr
+	return sync.OnceFunc(func() { os.Stdout, os.Stderr = stderr, stderr })
 }
 
 func serverOptions(g *guard) []grpc.ServerOption {

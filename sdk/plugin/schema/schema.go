@@ -22,6 +22,10 @@ import (
 // MaxLen is the longest schema that Compile takes, in bytes.
 const MaxLen = 256 << 10
 
+// maxDepth is how deep a schema may be nested: what compiles it takes time and
+// memory with the square of its depth, and more.
+const maxDepth = 64
+
 // maxViolations is how many violations one check reports.
 const maxViolations = 20
 
@@ -85,6 +89,9 @@ func Compile(text string) (s *Schema, err error) {
 	if err != nil {
 		return nil, fmt.Errorf("config schema is not JSON: %w", err)
 	}
+	if deep := depth(doc, maxDepth); deep > maxDepth {
+		return nil, fmt.Errorf("config schema is nested more than %d levels deep: make it flatter", maxDepth)
+	}
 	c := validator.NewCompiler()
 	c.DefaultDraft(validator.Draft2020)
 	c.UseLoader(nothing{})
@@ -96,6 +103,26 @@ func Compile(text string) (s *Schema, err error) {
 		return nil, fmt.Errorf("config schema: %w", err)
 	}
 	return &Schema{compiled: compiled}, nil
+}
+
+// depth counts the levels of a JSON value, and stops counting after most.
+func depth(v any, most int) (deep int) {
+	if most < 0 {
+		return 1
+	}
+	switch v := v.(type) {
+	case map[string]any:
+		for _, e := range v {
+			deep = max(deep, depth(e, most-1))
+		}
+	case []any:
+		for _, e := range v {
+			deep = max(deep, depth(e, most-1))
+		}
+	default:
+		return 0
+	}
+	return deep + 1
 }
 
 // nothing loads nothing: a schema that points outside itself is refused.
