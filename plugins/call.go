@@ -149,7 +149,7 @@ const clockSlack = 50 * time.Millisecond
 // which has the same one, was first to end the call: it was late all the same.
 func awaitDeadline(ctx context.Context, code codes.Code) {
 	d, has := ctx.Deadline()
-	if has && code == codes.Canceled && time.Until(d) < clockSlack {
+	if has && (code == codes.Canceled || code == codes.DeadlineExceeded) && time.Until(d) < clockSlack {
 		<-ctx.Done()
 	}
 }

@@ -25,7 +25,7 @@ type lifecycle struct {
 	config *configurer
 	guard  *guard
 
-	described func() // called before the host is told what the plugin is; may be nil
+	described func()      // called before the host is told what the plugin is; may be nil
 	asking    atomic.Bool // the plugin's Health runs
 	drainOnce sync.Once
 	drained   chan struct{} // closed when the host has drained us

@@ -83,3 +83,18 @@ func FuzzCompile(f *testing.F) {
 		}
 	})
 }
+
+// A schema is compiled only as deep as that takes no time.
+func TestDepthIsBounded(t *testing.T) {
+	nest := func(levels int) string {
+		return strings.Repeat(`{"items":`, levels) + "{}" + strings.Repeat("}", levels)
+	}
+	if _, err := schema.Compile(nest(60)); err != nil {
+		t.Errorf("60 levels: %v", err)
+	}
+	for _, levels := range []int{70, 9_000, 25_000} {
+		if _, err := schema.Compile(nest(levels)); err == nil || !strings.Contains(err.Error(), "64 levels") && !strings.Contains(err.Error(), "not JSON") {
+			t.Errorf("%d levels: %v", levels, err)
+		}
+	}
+}
