@@ -43,19 +43,33 @@ func pointEstimate(limit float64, least uint64) judge {
 	}
 }
 
+// failures draws how many of some calls fail, of a number evenly from 0 to 1.
+func failures(calls int, rate float64) func(float64) uint64 {
+	upTo := make([]float64, calls+1) // the probability of at most that many
+	each, sum := math.Pow(1-rate, float64(calls)), 0.0
+	for k := range upTo {
+		sum += each
+		upTo[k] = sum
+		each *= float64(calls-k) / float64(k+1) * rate / (1 - rate)
+	}
+	return func(u float64) uint64 {
+		k := 0
+		for k < calls && u >= upTo[k] {
+			k++
+		}
+		return uint64(k)
+	}
+}
+
 // simulate looks at canaries with a true error rate after every 10 requests, up
 // to most, and returns how many requests each needed for a verdict; +Inf when it
 // never came.
 func simulate(j judge, rate float64, want donav1.Verdict, canaries int, most uint64) (needed []float64) {
-	random := rand.New(rand.NewPCG(20, 26))
+	random, draw := rand.New(rand.NewPCG(20, 26)), failures(10, rate)
 	for range canaries {
 		errors, at := uint64(0), math.Inf(1)
 		for requests := uint64(10); requests <= most; requests += 10 {
-			for range 10 {
-				if random.Float64() < rate {
-					errors++
-				}
-			}
+			errors += draw(random.Float64())
 			if j(requests, errors) == want {
 				at = float64(requests)
 				break
@@ -70,7 +84,7 @@ func simulate(j judge, rate float64, want donav1.Verdict, canaries int, most uin
 // simulateSteps looks at canaries in rollouts of four steps with 500 requests
 // each, after every 50, until they are rolled back.
 func simulateSteps(limit, rate float64, canaries int) (needed []float64) {
-	random := rand.New(rand.NewPCG(20, 26))
+	random, draw := rand.New(rand.NewPCG(20, 26)), failures(50, rate)
 	for range canaries {
 		var state []byte
 		at := math.Inf(1)
@@ -78,11 +92,7 @@ func simulateSteps(limit, rate float64, canaries int) (needed []float64) {
 		for step := range uint32(4) {
 			errors := uint64(0)
 			for requests := uint64(50); requests <= 500; requests += 50 {
-				for range 50 {
-					if random.Float64() < rate {
-						errors++
-					}
-				}
+				errors += draw(random.Float64())
 				r := sequential.Evaluate(sequential.Config{Limit: limit}, look(step, requests, errors, state))
 				if r.Verdict == breach {
 					at = float64(500*uint64(step) + requests)
