@@ -150,6 +150,9 @@ func (p *Plane) deleteFlag(tx store.Tx, actor string, rule *donav1.FlagRule, old
 	if err := tx.IndexDelete(flagIndex(rule.Service), rule.Flag); err != nil {
 		return err
 	}
+	if err := forgetExposures(tx, rule.Service, rule.Flag); err != nil {
+		return err
+	}
 	if err := p.touch(tx, rule.Service, change{flags: -1, bytes: -flagBytes(old.Rule)}); err != nil {
 		return err
 	}
