@@ -50,6 +50,8 @@ func TestRegistration(t *testing.T) {
 	if r.LeaseID() != "lease-1" || r.Problem() != nil {
 		t.Errorf("lease %q, problem %v", r.LeaseID(), r.Problem())
 	}
+	// Acceptance goes out before the beat is noted.
+	until(t, "the registration is noted", func() bool { return look(h, func() bool { return len(h.beats["a"]) > 0 }) })
 	first := look(h, func() *donav1.EndpointHeartbeat { return h.beats["a"][0] })
 	if first.Service != "checkout" || first.Address != own.Address || first.Variant != "v1" || first.Region != "eu" || first.Zone != "eu-1" ||
 		first.Capacity != 50 || first.Labels["commit"] != "abc" || first.Sequence != 1 {
