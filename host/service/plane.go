@@ -3,8 +3,9 @@
 // that clients decide by.
 //
 // [Plane] holds functions on store transactions; host/session, host/rollout and
-// host/api call them inside their own. [Builder] reads one service at one
-// revision and makes its snapshot, the same one on every host. [Planner] has
+// host/api call them inside their own. [Plane.Build] reads one service at one
+// revision and makes its snapshot, the same one on every host; [Delta] says how two
+// of them differ. [Reports] takes what clients report. [Planner] has
 // plans compiled by strategy plugins, aside: no snapshot ever waits for one.
 //
 // What it promises:
