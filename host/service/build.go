@@ -20,12 +20,13 @@ type Snapshot struct {
 	// by the bytes of their names. It must not be changed.
 	Config *donav1.ConfigSnapshot
 
-	endpoints []item[*donav1.Endpoint] // in the order of Config
-	flags     []item[*donav1.FlagRule]
+	endpoints []*item[*donav1.Endpoint] // in the order of Config
+	flags     []*item[*donav1.FlagRule]
 	fresh     int // encoded bytes that no earlier snapshot holds
 }
 
-// item is an endpoint or a flag as it was read.
+// item is an endpoint or a flag as it was read. Snapshots share those that did not
+// change between them.
 type item[M proto.Message] struct {
 	id      string
 	version uint64 // of its record
@@ -91,8 +92,8 @@ func (s *Snapshot) readFlags(tx store.ReadTx, service string, previous *Snapshot
 
 // readItems reads what an index lists, in order of the names' bytes, and takes
 // from before what did not change since. It adds to fresh the bytes that did.
-func readItems[M proto.Message](tx store.ReadTx, index string, key func(id string) string, before []item[M],
-	decode func(store.Record) (M, error), hash func(M) [digest.Size]byte, fresh *int) ([]item[M], error) {
+func readItems[M proto.Message](tx store.ReadTx, index string, key func(id string) string, before []*item[M],
+	decode func(store.Record) (M, error), hash func(M) [digest.Size]byte, fresh *int) ([]*item[M], error) {
 	entries, err := tx.Scan(index, 0, 0, 0) // sorts members of one score by bytes
 	if err != nil {
 		return nil, err
@@ -105,7 +106,7 @@ func readItems[M proto.Message](tx store.ReadTx, index string, key func(id strin
 	if err != nil {
 		return nil, err
 	}
-	items := make([]item[M], 0, len(records))
+	items := make([]*item[M], 0, len(records))
 	for i, rec := range records {
 		if !rec.Exists() {
 			continue
@@ -123,12 +124,12 @@ func readItems[M proto.Message](tx store.ReadTx, index string, key func(id strin
 			return nil, fmt.Errorf("%s: %w", id, err)
 		}
 		*fresh += len(rec.Value)
-		items = append(items, item[M]{id: id, version: rec.Version, message: m, hash: hash(m)})
+		items = append(items, &item[M]{id: id, version: rec.Version, message: m, hash: hash(m)})
 	}
 	return items, nil
 }
 
-func messages[M proto.Message](items []item[M]) []M {
+func messages[M proto.Message](items []*item[M]) []M {
 	all := make([]M, len(items))
 	for i := range items {
 		all[i] = items[i].message
@@ -185,7 +186,7 @@ func (s *Snapshot) seal() {
 // its lists, and what was decoded for it, which takes about five times its encoded
 // bytes.
 func (s *Snapshot) weight() int {
-	const listed = 88 // an item and the pointer in Config
+	const listed = 16 // a pointer here and one in Config
 	return listed*(len(s.endpoints)+len(s.flags)) + 5*s.fresh
 }
 

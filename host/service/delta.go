@@ -39,7 +39,7 @@ func Delta(base, next *Snapshot) *donav1.ConfigSnapshot {
 
 // changed walks two sorted lists and returns the items of next that base does not
 // have like that, and the names of those that only base has.
-func changed[M proto.Message](base, next []item[M]) (put []M, removed []string) {
+func changed[M proto.Message](base, next []*item[M]) (put []M, removed []string) {
 	for len(base) > 0 || len(next) > 0 {
 		switch {
 		case len(next) == 0 || len(base) > 0 && base[0].id < next[0].id:
@@ -49,7 +49,7 @@ func changed[M proto.Message](base, next []item[M]) (put []M, removed []string) 
 			put = append(put, next[0].message)
 			next = next[1:]
 		default:
-			if base[0].version != next[0].version && !proto.Equal(base[0].message, next[0].message) {
+			if base[0] != next[0] && !proto.Equal(base[0].message, next[0].message) {
 				put = append(put, next[0].message)
 			}
 			base, next = base[1:], next[1:]
