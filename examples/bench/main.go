@@ -67,7 +67,7 @@ type job struct {
 var jobs = []job{
 	{"decision", "a whole decision: residency, 10 flags, weights, pick, done", decisionJob},
 	{"pick", "one pick and done of each algorithm, endpoints of equal weight, half of them busy", pickJob},
-	{"snapshot", "a full snapshot of about 78 KB to 1,000 watchers in another process", snapshotJob},
+	{"snapshot", "a full snapshot of about 78 KB, one change, a burst, to 1,000 watchers in another process", snapshotJob},
 	{"store", "compare-and-set of a record of 256 bytes, durable", storeJob},
 	{"plugin", "a unary call of 128 bytes to a plugin process over a unix socket; starts, memory, instances", pluginJob},
 }
@@ -75,6 +75,7 @@ var jobs = []job{
 func main() {
 	plugins.Dispatch(benchPlugins()) // a plugin's process never gets past this line
 	asClient()                       // nor does the one that reads snapshots
+	asVersionReader()                // nor the one that follows versions
 	asServer()                       // nor the plain gRPC server
 	only := flag.String("job", "", "run this job only")
 	file := flag.String("write", "", "write the table to this file, when all jobs ran")

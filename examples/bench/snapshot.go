@@ -34,7 +34,9 @@ const (
 )
 
 // snapshotJob publishes full snapshots from the real store, plane and feeds, and
-// measures this process's CPU time a watcher; the watchers are in another one.
+// measures this process's CPU time a watcher; the watchers are in another one. Then
+// it does so with single changes, bursts and idle watchers, beside another control
+// plane.
 func snapshotJob() (rows []row, err error) {
 	for _, conns := range []int{watchers, 10} {
 		m, size, err := fullSnapshots(conns)
@@ -45,7 +47,8 @@ func snapshotJob() (rows []row, err error) {
 			"µs CPU a watcher", "one TCP write of the same bytes", 6, false}
 		rows = append(rows, r)
 	}
-	return rows, nil
+	more, err := pushRows()
+	return append(rows, more...), err
 }
 
 func fullSnapshots(conns int) (medians []float64, size int, err error) {
@@ -147,7 +150,7 @@ type watchOnly struct {
 }
 
 func (w *watchOnly) WatchConfig(req *donav1.WatchConfigRequest, stream donav1.ControlPlane_WatchConfigServer) error {
-	sub, err := w.feeds.Subscribe(req.Service, snapshot.Watcher{})
+	sub, err := w.feeds.Subscribe(req.Service, snapshot.Watcher{AcceptDelta: req.AcceptDelta})
 	if err != nil {
 		return err
 	}

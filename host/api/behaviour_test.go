@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"slices"
 	"strings"
@@ -26,6 +27,7 @@ import (
 	"github.com/dodona-project/dodona/host/api"
 	"github.com/dodona-project/dodona/host/store"
 	"github.com/dodona-project/dodona/sdk/dona/digest"
+	"github.com/dodona-project/dodona/sdk/dona/mirror"
 )
 
 // held is an endpoint that a test holds open.
@@ -184,6 +186,82 @@ func TestWatch(t *testing.T) {
 	s, err := e.client.GetStatus(ctx(t), &donav1.GetStatusRequest{Service: "web"})
 	if err != nil || s.Watchers.Connected != 4 || len(s.Watchers.Rejected) != 1 || s.Watchers.Rejected[0].RejectedReason != "no such algorithm" {
 		t.Errorf("the watchers are %v, %v", s.GetWatchers(), err)
+	}
+}
+
+// TestWatchDeltas: who asks for deltas gets them, others whole snapshots, and both
+// come to the same.
+func TestWatchDeltas(t *testing.T) {
+	e := newEdge(t)
+	for i := range 20 {
+		e.register(endpoint(func(b *donav1.EndpointHeartbeat) { b.EndpointId = fmt.Sprint("e", i) }))
+	}
+	asks, old := e.watch(&donav1.WatchConfigRequest{Service: "web", AcceptDelta: true}), e.watch(&donav1.WatchConfigRequest{Service: "web"})
+	full := next(t, asks, endpoints(20))
+	next(t, old, endpoints(20))
+	held, err := mirror.Full(full)
+	fatal(t, err)
+	_, err = e.client.SetFlag(ctx(t), flagRule(func(*donav1.FlagRule) {}))
+	fatal(t, err)
+	_, err = e.client.SetServicePolicy(ctx(t), &donav1.SetServicePolicyRequest{Service: "web", Residency: &donav1.ResidencyPolicy{AllowedRegions: []string{"eu"}}})
+	fatal(t, err)
+	_, err = e.client.SetServicePolicy(ctx(t), &donav1.SetServicePolicyRequest{Service: "web", ClearResidency: true})
+	fatal(t, err)
+	want := next(t, old, func(f *donav1.ConfigSnapshot) bool {
+		if f.Form != donav1.ConfigSnapshot_FORM_FULL {
+			t.Fatalf("who does not ask for deltas got %s", f.Form)
+		}
+		s, err := e.client.GetStatus(ctx(t), &donav1.GetStatusRequest{Service: "web"})
+		fatal(t, err)
+		return len(f.Flags) == 1 && f.Version == s.Config.Version
+	})
+	for held.Version() < want.Version {
+		d, err := asks.Recv()
+		fatal(t, err)
+		if d.Form != donav1.ConfigSnapshot_FORM_DELTA || d.BaseVersion != held.Version() || len(d.Endpoints) != 0 {
+			t.Fatalf("who asks for deltas and holds %d got %v", held.Version(), d)
+		}
+		held, err = held.Apply(d)
+		fatal(t, err)
+	}
+	if !proto.Equal(held.Config(), want) {
+		t.Errorf("deltas come to\n%v, the full frame is\n%v", held.Config(), want)
+	}
+}
+
+// TestStatusCounts: exposures and what clients say of versions show in the status.
+func TestStatusCounts(t *testing.T) {
+	e := newEdge(t)
+	e.register(endpoint(nil))
+	_, err := e.client.SetFlag(ctx(t), flagRule(func(*donav1.FlagRule) {}))
+	fatal(t, err)
+	w := e.watch(&donav1.WatchConfigRequest{Service: "web", ClientId: "c1"})
+	f := next(t, w, func(f *donav1.ConfigSnapshot) bool { return len(f.Flags) == 1 })
+	flag := f.Flags[0].Flag
+	see := func(variant string, reason donav1.Reason) *donav1.Exposure {
+		return &donav1.Exposure{Service: "web", Flag: flag, Variant: variant, Reason: reason, ConfigVersion: f.Version, UnixMs: time.Now().UnixMilli()}
+	}
+	_, err = e.client.ReportStats(ctx(t), &donav1.StatsBatch{ReporterId: "c1", Sequence: 1,
+		Exposures: []*donav1.Exposure{see("v1", donav1.Reason_REASON_SPLIT), see("", donav1.Reason_REASON_DEFAULT), see("v1", donav1.Reason_REASON_SPLIT)},
+		Applied:   []*donav1.AppliedConfig{{Service: "web", Version: f.Version}}})
+	fatal(t, err)
+	s, err := e.client.GetStatus(ctx(t), &donav1.GetStatusRequest{Service: "web"})
+	fatal(t, err)
+	want := []*donav1.ExposureCount{
+		{Flag: flag, Reason: donav1.Reason_REASON_DEFAULT, ConfigVersion: f.Version, Count: 1},
+		{Flag: flag, Variant: "v1", Reason: donav1.Reason_REASON_SPLIT, ConfigVersion: f.Version, Count: 2}}
+	if !slices.EqualFunc(s.Exposures, want, func(a, b *donav1.ExposureCount) bool { return proto.Equal(a, b) }) {
+		t.Errorf("the exposures are %v, want %v", s.Exposures, want)
+	}
+	if s.Watchers.Connected != 1 || s.Watchers.OnCurrentVersion != 1 || s.Watchers.RejectedClients != 0 {
+		t.Errorf("the watchers are %v, want one on the current version", s.Watchers)
+	}
+	_, err = e.client.ReportStats(ctx(t), &donav1.StatsBatch{ReporterId: "c1", Sequence: 2,
+		Applied: []*donav1.AppliedConfig{{Service: "web", Version: f.Version + 1, RejectedReason: "checksum"}}})
+	fatal(t, err)
+	s, err = e.client.GetStatus(ctx(t), &donav1.GetStatusRequest{Service: "web"})
+	if err != nil || s.Watchers.OnCurrentVersion != 0 || s.Watchers.RejectedClients != 1 || len(s.Watchers.Rejected) != 1 {
+		t.Errorf("the watchers are %v (%v), want one that rejected", s.GetWatchers(), err)
 	}
 }
 

@@ -38,7 +38,7 @@ func (s *ControlPlane) WatchConfig(req *donav1.WatchConfigRequest, stream donav1
 		return err
 	}
 	sub, err := s.Feeds.Subscribe(req.Service, snapshot.Watcher{
-		Client: req.ClientId, LastVersion: req.LastVersion, LastChecksum: req.LastChecksum,
+		Client: req.ClientId, LastVersion: req.LastVersion, LastChecksum: req.LastChecksum, AcceptDelta: req.AcceptDelta,
 	})
 	if err != nil {
 		return err

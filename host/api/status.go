@@ -48,6 +48,9 @@ func (s *ControlPlane) status(ctx context.Context, name string, before *service.
 		if reply.Stats, err = s.Rollouts.Stats(tx, name, s.Wall()); err != nil {
 			return err
 		}
+		if reply.Exposures, err = s.Plane.Exposures(tx, name, s.Wall()); err != nil {
+			return err
+		}
 		if reply.Policy, err = s.Plane.Policy(tx, name); err != nil {
 			return err
 		}
@@ -72,7 +75,9 @@ func (s *ControlPlane) status(ctx context.Context, name string, before *service.
 
 func (s *ControlPlane) watchers(service string) *donav1.WatcherSummary {
 	sum := s.Feeds.Summary(service)
-	w := &donav1.WatcherSummary{Connected: uint32(sum.Connected), OnCurrentVersion: uint32(sum.OnCurrentVersion)}
+	w := &donav1.WatcherSummary{
+		Connected: uint32(sum.Connected), OnCurrentVersion: uint32(sum.OnCurrentVersion), RejectedClients: uint32(sum.RejectedClients),
+	}
 	for _, r := range sum.Rejected {
 		w.Rejected = append(w.Rejected, &donav1.AppliedConfig{Service: service, Version: r.Version, RejectedReason: r.Reason})
 	}

@@ -24,7 +24,7 @@ var kinds = func() map[string][]string {
 	for kind, keys := range map[string]string{
 		"flag.set":           flagKeys,
 		"flag.delete":        flagKeys,
-		"flag.exposure":      "flag variant reason config_version count",
+		"flag.exposure":      "flag variant reason config_version count others others_count",
 		"rollout.start":      "id canary stable steps step_seconds max_error_percent min_requests queries supersede retry",
 		"rollout.step":       rolloutKeys,
 		"rollout.hold":       rolloutKeys,

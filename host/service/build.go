@@ -16,16 +16,22 @@ import (
 // Snapshot is one version of a service's snapshot and what the next build can
 // use of it again. It is immutable.
 type Snapshot struct {
-	// Config is full, with version and checksum. It must not be changed.
+	// Config is full, with version and checksum; its endpoints and flags are sorted
+	// by the bytes of their names. It must not be changed.
 	Config *donav1.ConfigSnapshot
 
-	endpoints map[string]builtEndpoint
+	endpoints []*item[*donav1.Endpoint] // in the order of Config
+	flags     []*item[*donav1.FlagRule]
+	fresh     int // encoded bytes that no earlier snapshot holds
 }
 
-type builtEndpoint struct {
-	version  uint64 // of its record
-	endpoint *donav1.Endpoint
-	item     [digest.Size]byte
+// item is an endpoint or a flag as it was read. Snapshots share those that did not
+// change between them.
+type item[M proto.Message] struct {
+	id      string
+	version uint64 // of its record
+	message M
+	hash    [digest.Size]byte
 }
 
 // Build makes the snapshot of a service from what the store holds at one
@@ -33,17 +39,23 @@ type builtEndpoint struct {
 // build costs what changed, and one look at each record's version. A service
 // that does not exist has the empty snapshot, at version 0.
 func (p *Plane) Build(tx store.ReadTx, service string, previous *Snapshot) (*Snapshot, error) {
-	version, _, err := p.Head(tx, service)
+	head, err := p.Head(tx, service)
 	if err != nil {
 		return nil, err
 	}
-	if previous != nil && previous.Config.Version == version {
+	if previous != nil && previous.Config.Version == head.Version {
 		return previous, nil
 	}
+	if previous == nil {
+		previous = &Snapshot{}
+	}
 	next := &Snapshot{Config: &donav1.ConfigSnapshot{
-		Service: service, Version: version, Form: donav1.ConfigSnapshot_FORM_FULL,
+		Service: service, Version: head.Version, Form: donav1.ConfigSnapshot_FORM_FULL,
 	}}
 	if err := next.readEndpoints(tx, service, previous); err != nil {
+		return nil, err
+	}
+	if err := next.readFlags(tx, service, previous); err != nil {
 		return nil, err
 	}
 	if err := p.readRest(tx, service, next.Config); err != nil {
@@ -53,41 +65,76 @@ func (p *Plane) Build(tx store.ReadTx, service string, previous *Snapshot) (*Sna
 	return next, nil
 }
 
-func (s *Snapshot) readEndpoints(tx store.ReadTx, service string, previous *Snapshot) error {
-	entries, err := tx.Scan(endpointIndex(service), 0, 0, 0)
+func (s *Snapshot) readEndpoints(tx store.ReadTx, service string, previous *Snapshot) (err error) {
+	decode := func(rec store.Record) (*donav1.Endpoint, error) {
+		var state statev1.EndpointState
+		err := proto.Unmarshal(rec.Value, &state)
+		return state.Endpoint, err
+	}
+	key := func(id string) string { return endpointKey(service, id) }
+	s.endpoints, err = readItems(tx, endpointIndex(service), key, previous.endpoints, decode, digest.EndpointItem, &s.fresh)
 	if err != nil {
-		return err
+		return fmt.Errorf("service: endpoints of %s: %w", service, err)
+	}
+	s.Config.Endpoints = messages(s.endpoints)
+	return nil
+}
+
+func (s *Snapshot) readFlags(tx store.ReadTx, service string, previous *Snapshot) (err error) {
+	key := func(flag string) string { return flagKey(service, flag) }
+	s.flags, err = readItems(tx, flagIndex(service), key, previous.flags, decodeFlag, digest.FlagItem, &s.fresh)
+	if err != nil {
+		return fmt.Errorf("service: flags of %s: %w", service, err)
+	}
+	s.Config.Flags = messages(s.flags)
+	return nil
+}
+
+// readItems reads what an index lists, in order of the names' bytes, and takes
+// from before what did not change since. It adds to fresh the bytes that did.
+func readItems[M proto.Message](tx store.ReadTx, index string, key func(id string) string, before []*item[M],
+	decode func(store.Record) (M, error), hash func(M) [digest.Size]byte, fresh *int) ([]*item[M], error) {
+	entries, err := tx.Scan(index, 0, 0, 0) // sorts members of one score by bytes
+	if err != nil {
+		return nil, err
 	}
 	keys := make([]string, len(entries))
 	for i, e := range entries {
-		keys[i] = endpointKey(service, e.Member)
+		keys[i] = key(e.Member)
 	}
 	records, err := tx.GetMany(keys...)
 	if err != nil {
-		return err
+		return nil, err
 	}
-	s.endpoints = make(map[string]builtEndpoint, len(records))
-	s.Config.Endpoints = make([]*donav1.Endpoint, 0, len(records))
+	items := make([]*item[M], 0, len(records))
 	for i, rec := range records {
 		if !rec.Exists() {
 			continue
 		}
 		id := entries[i].Member
-		var built builtEndpoint
-		if previous != nil {
-			built = previous.endpoints[id]
+		for len(before) > 0 && before[0].id < id {
+			before = before[1:]
 		}
-		if built.version != rec.Version {
-			var state statev1.EndpointState
-			if err := proto.Unmarshal(rec.Value, &state); err != nil {
-				return fmt.Errorf("service: endpoint %s of %s: %w", id, service, err)
-			}
-			built = builtEndpoint{version: rec.Version, endpoint: state.Endpoint, item: digest.EndpointItem(state.Endpoint)}
+		if len(before) > 0 && before[0].id == id && before[0].version == rec.Version {
+			items = append(items, before[0])
+			continue
 		}
-		s.endpoints[id] = built
-		s.Config.Endpoints = append(s.Config.Endpoints, built.endpoint)
+		m, err := decode(rec)
+		if err != nil {
+			return nil, fmt.Errorf("%s: %w", id, err)
+		}
+		*fresh += len(rec.Value)
+		items = append(items, &item[M]{id: id, version: rec.Version, message: m, hash: hash(m)})
 	}
-	return nil
+	return items, nil
+}
+
+func messages[M proto.Message](items []*item[M]) []M {
+	all := make([]M, len(items))
+	for i := range items {
+		all[i] = items[i].message
+	}
+	return all
 }
 
 func (p *Plane) readRest(tx store.ReadTx, service string, config *donav1.ConfigSnapshot) error {
@@ -96,9 +143,6 @@ func (p *Plane) readRest(tx store.ReadTx, service string, config *donav1.ConfigS
 		return err
 	}
 	config.Weights = weights.Weights
-	if config.Flags, err = p.Flags(tx, service); err != nil {
-		return err
-	}
 	policy, err := p.Policy(tx, service)
 	if err != nil {
 		return err
@@ -119,19 +163,31 @@ func (p *Plane) readRest(tx store.ReadTx, service string, config *donav1.ConfigS
 	return nil
 }
 
-// seal adds the items that are not endpoints to the sum and writes the checksum.
+// seal adds up the items and writes the checksum.
 func (s *Snapshot) seal() {
+	// What is neither endpoint nor flag is little and cheap to hash again.
 	rest := &donav1.ConfigSnapshot{
-		Weights: s.Config.Weights, Flags: s.Config.Flags, Residency: s.Config.Residency,
+		Weights: s.Config.Weights, Residency: s.Config.Residency,
 		Plan: s.Config.Plan, QuarantinedVariants: s.Config.QuarantinedVariants,
 	}
-	// The others are few next to endpoints and cheap to hash again.
+	s.fresh += proto.Size(rest)
 	total, count := digest.SumOfSnapshot(rest)
-	for _, e := range s.endpoints {
-		total.Add(e.item)
+	for i := range s.endpoints {
+		total.Add(s.endpoints[i].hash)
 	}
-	checksum := total.Checksum(count + uint64(len(s.endpoints)))
+	for i := range s.flags {
+		total.Add(s.flags[i].hash)
+	}
+	checksum := total.Checksum(count + uint64(len(s.endpoints)+len(s.flags)))
 	s.Config.Checksum = checksum[:]
+}
+
+// weight is about how many bytes it takes to keep the snapshot beside a later one:
+// its lists, and what was decoded for it, which takes about five times its encoded
+// bytes.
+func (s *Snapshot) weight() int {
+	const listed = 16 // a pointer here and one in Config
+	return listed*(len(s.endpoints)+len(s.flags)) + 5*s.fresh
 }
 
 // Plan reads what the strategy compiled last, and why it is in force.
@@ -149,7 +205,7 @@ type source struct{ plane *Plane }
 // Prefix is the head alone: every change of the snapshot writes it.
 func (s source) Prefix(service string) string { return headKey(service) }
 
-func (s source) Peek(tx store.ReadTx, service string) (version, urgent uint64, err error) {
+func (s source) Peek(tx store.ReadTx, service string) (snapshot.Head, error) {
 	return s.plane.Head(tx, service)
 }
 
@@ -164,11 +220,15 @@ func (s source) Build(tx store.ReadTx, service string, previous *snapshot.Built)
 	}
 	config := next.Config
 	return &snapshot.Built{
-		Version: config.Version, Checksum: config.Checksum, Full: config, Carry: next,
+		Version: config.Version, Checksum: config.Checksum, Full: config, Carry: next, Weight: next.weight(),
 		Unchanged: &donav1.ConfigSnapshot{
 			Service: service, Version: config.Version, Checksum: config.Checksum, Form: donav1.ConfigSnapshot_FORM_UNCHANGED,
 		},
 	}, nil
+}
+
+func (s source) Delta(base, next *snapshot.Built) (proto.Message, error) {
+	return Delta(base.Carry.(*Snapshot), next.Carry.(*Snapshot)), nil
 }
 
 // Renew makes a new version of a service's snapshot, changed or not. A service

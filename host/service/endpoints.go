@@ -131,20 +131,30 @@ func (p *Plane) Ended(tx store.Tx, lease *statev1.Lease, reason session.Reason) 
 	}})
 }
 
+// endpointBytes is what an endpoint adds to the snapshot, whatever it weighs: a
+// heartbeat is never refused for its size.
+func endpointBytes(e *donav1.Endpoint) int {
+	n := proto.Size(e)
+	if e.GetLbWeight() == 0 {
+		n += 2
+	}
+	return elementBytes(n)
+}
+
 // endpointChange is what going from one state of an endpoint to another does to
 // the head; nil stands for not being there.
 func endpointChange(from, to *statev1.EndpointState) change {
 	var c change
 	if from != nil {
 		c.endpoints--
-		c.bytes -= itemBytes(from.Endpoint)
+		c.bytes -= endpointBytes(from.Endpoint)
 	}
 	if to != nil {
 		c.endpoints++
-		c.bytes += itemBytes(to.Endpoint)
+		c.bytes += endpointBytes(to.Endpoint)
 	}
 	// What clients must stop using soon, they hear of soon.
-	c.urgent = from != nil && !from.Draining && (to == nil || to.Draining)
+	c.removal = from != nil && !from.Draining && (to == nil || to.Draining)
 	c.cell = func(head *statev1.ServiceHead) {
 		if from != nil && !from.Draining {
 			if at := cell(head, from.Endpoint.Variant, from.Endpoint.Region); at.Live > 0 {

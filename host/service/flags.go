@@ -150,14 +150,17 @@ func (p *Plane) deleteFlag(tx store.Tx, actor string, rule *donav1.FlagRule, old
 	if err := tx.IndexDelete(flagIndex(rule.Service), rule.Flag); err != nil {
 		return err
 	}
+	if err := forgetExposures(tx, rule.Service, rule.Flag); err != nil {
+		return err
+	}
 	if err := p.touch(tx, rule.Service, change{flags: -1, bytes: -flagBytes(old.Rule)}); err != nil {
 		return err
 	}
 	return p.audit.Append(tx, rule.Service, audit.Entry{Kind: "flag.delete", Actor: actor, Detail: map[string]string{"flag": rule.Flag}})
 }
 
-// flagBytes counts the version too, which is only known once it is written.
-func flagBytes(rule *donav1.FlagRule) int { return itemBytes(rule) + 11 }
+// flagBytes is what a stored rule, which has no version, adds to the snapshot.
+func flagBytes(rule *donav1.FlagRule) int { return elementBytes(proto.Size(rule) + maxVersionBytes) }
 
 func flagDetail(rule *donav1.FlagRule) map[string]string {
 	d := map[string]string{
@@ -181,32 +184,12 @@ func flagDetail(rule *donav1.FlagRule) map[string]string {
 	return d
 }
 
-// Flags reads the service's rules, sorted by flag key bytes, each with its
-// version.
-func (p *Plane) Flags(tx store.ReadTx, service string) ([]*donav1.FlagRule, error) {
-	entries, err := tx.Scan(flagIndex(service), 0, 0, 0)
-	if err != nil {
+// decodeFlag reads a rule and says of which version it is.
+func decodeFlag(rec store.Record) (*donav1.FlagRule, error) {
+	var f statev1.FlagState
+	if err := proto.Unmarshal(rec.Value, &f); err != nil {
 		return nil, err
 	}
-	keys := make([]string, len(entries))
-	for i, e := range entries {
-		keys[i] = flagKey(service, e.Member)
-	}
-	records, err := tx.GetMany(keys...)
-	if err != nil {
-		return nil, err
-	}
-	rules := make([]*donav1.FlagRule, 0, len(records))
-	for i, rec := range records {
-		if !rec.Exists() {
-			continue
-		}
-		var f statev1.FlagState
-		if err := proto.Unmarshal(rec.Value, &f); err != nil {
-			return nil, fmt.Errorf("service: flag %s of %s: %w", entries[i].Member, service, err)
-		}
-		f.Rule.Version = rec.Version
-		rules = append(rules, f.Rule)
-	}
-	return rules, nil // Scan sorts members of one score by bytes
+	f.Rule.Version = rec.Version
+	return f.Rule, nil
 }

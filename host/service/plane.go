@@ -3,8 +3,9 @@
 // that clients decide by.
 //
 // [Plane] holds functions on store transactions; host/session, host/rollout and
-// host/api call them inside their own. [Builder] reads one service at one
-// revision and makes its snapshot, the same one on every host. [Planner] has
+// host/api call them inside their own. [Plane.Build] reads one service at one
+// revision and makes its snapshot, the same one on every host; [Delta] says how two
+// of them differ. [Reports] takes what clients report. [Planner] has
 // plans compiled by strategy plugins, aside: no snapshot ever waits for one.
 //
 // What it promises:
@@ -29,7 +30,9 @@ import (
 	"github.com/dodona-project/dodona/host/audit"
 	"github.com/dodona-project/dodona/host/limits"
 	"github.com/dodona-project/dodona/host/refusal"
+	"github.com/dodona-project/dodona/host/snapshot"
 	"github.com/dodona-project/dodona/host/store"
+	"github.com/dodona-project/dodona/sdk/dona/digest"
 )
 
 // Plane reads and writes the service plane's records. It holds no state: safe
@@ -53,6 +56,7 @@ const (
 
 func headKey(service string) string            { return "svc/" + service + "/head" }
 func urgentKey(service string) string          { return "svc/" + service + "/urgent" }
+func removedKey(service string) string         { return "svc/" + service + "/removed" }
 func weightsKey(service string) string         { return "svc/" + service + "/weights" }
 func quarantineKey(service string) string      { return "svc/" + service + "/quarantine" }
 func policyKey(service string) string          { return "svc/" + service + "/policy" }
@@ -66,7 +70,8 @@ func callsKey(service, endpoint string) string { return "svc/" + service + "/cal
 // change is one write of a service's head: what it adds to the counts, and
 // whether it may wait for the coalescing window.
 type change struct {
-	urgent     bool // a removal, rollback, quarantine or residency change
+	urgent     bool // a rollback, quarantine or residency change
+	removal    bool // an endpoint ended or drains
 	endpoints  int
 	flags      int
 	bytes      int
@@ -93,8 +98,8 @@ func (p *Plane) touch(tx store.Tx, service string, c change) error {
 		return refusal.New(refusal.Exhausted, "service %s has %d endpoints: allowed are at most %d", service, head.Endpoints, limits.EndpointsPerService)
 	case c.flags > 0 && flags > limits.FlagsPerService:
 		return refusal.New(refusal.Exhausted, "service %s has %d flags: allowed are at most %d", service, head.Flags, limits.FlagsPerService)
-	case c.bytes > 0 && bytes > limits.SnapshotBytes:
-		return refusal.New(refusal.Exhausted, "the snapshot of service %s would have %d bytes: allowed are at most %d", service, bytes, limits.SnapshotBytes)
+	case c.bytes > 0 && bytes+frameBytes(service) > limits.SnapshotBytes:
+		return refusal.New(refusal.Exhausted, "the snapshot of service %s would have %d bytes: allowed are at most %d", service, bytes+frameBytes(service), limits.SnapshotBytes)
 	}
 	head.Endpoints, head.Flags, head.EncodedBytes = uint32(max(endpoints, 0)), uint32(max(flags, 0)), uint64(max(bytes, 0))
 	head.Configured = head.Configured || c.configured
@@ -104,10 +109,15 @@ func (p *Plane) touch(tx store.Tx, service string, c change) error {
 	if c.endpoints != 0 {
 		head.LastEndpointMs = tx.Now().UnixMilli()
 	}
+	// Records of their own: their versions tell when, without this transaction
+	// having to know its own revision, which would bind it to one base.
 	if c.urgent {
-		// A record of its own: its version tells when, without this transaction
-		// having to know its own revision, which would bind it to one base.
 		if err := tx.Put(urgentKey(service), []byte{1}); err != nil {
+			return err
+		}
+	}
+	if c.removal {
+		if err := tx.Put(removedKey(service), []byte{1}); err != nil {
 			return err
 		}
 	}
@@ -130,14 +140,13 @@ func (p *Plane) create(tx store.Tx, service string, head *statev1.ServiceHead) e
 	return tx.IndexPut(servicesIndex, service, 0)
 }
 
-// Head reads what a feed needs to know without building: the version of the
-// snapshot, and that of the newest change that must not wait.
-func (p *Plane) Head(tx store.ReadTx, service string) (version, urgent uint64, err error) {
-	records, err := tx.GetMany(headKey(service), urgentKey(service))
+// Head reads what a feed needs to know without building.
+func (p *Plane) Head(tx store.ReadTx, service string) (snapshot.Head, error) {
+	records, err := tx.GetMany(headKey(service), urgentKey(service), removedKey(service))
 	if err != nil {
-		return 0, 0, err
+		return snapshot.Head{}, err
 	}
-	return records[0].Version, records[1].Version, nil
+	return snapshot.Head{Version: records[0].Version, Urgent: records[1].Version, Removed: records[2].Version}, nil
 }
 
 // Exists reports whether the service has ever been named by a flag, a policy or
@@ -186,15 +195,29 @@ func (p *Plane) Services(tx store.ReadTx) ([]string, error) {
 	return names, nil
 }
 
-// itemBytes is what an item adds to the encoded snapshot: its tag, its length
-// and itself.
+// The bytes of an encoded snapshot are counted as it is written, item by item.
+// What is not known then (a version) or moves by itself (a weight) counts as the
+// most that it can be, so a snapshot is never larger than its count.
+
+// maxVersionBytes is what a version takes at most, with its tag.
+const maxVersionBytes = 11
+
+// frameBytes is what a snapshot without any item takes: service, version, checksum
+// and form.
+func frameBytes(service string) int {
+	return 2 + len(service) + maxVersionBytes + 2 + digest.Size + 2
+}
+
+// itemBytes is what an item adds to the encoded snapshot; nothing when it is nil.
 func itemBytes(m proto.Message) int {
-	n := proto.Size(m)
-	if n == 0 {
+	if !m.ProtoReflect().IsValid() {
 		return 0
 	}
-	return n + 1 + varintLen(n)
+	return elementBytes(proto.Size(m))
 }
+
+// elementBytes is what n bytes take with their tag and length.
+func elementBytes(n int) int { return n + 1 + varintLen(n) }
 
 func varintLen(n int) int {
 	size := 1

@@ -120,7 +120,7 @@ func (p *Planner) look(ctx context.Context) error {
 			return err
 		}
 		for _, service := range services {
-			version, _, err := p.plane.Head(tx, service)
+			head, err := p.plane.Head(tx, service)
 			if err != nil {
 				return err
 			}
@@ -130,8 +130,8 @@ func (p *Planner) look(ctx context.Context) error {
 				s = &planning{}
 				p.state[service] = s
 			}
-			if s.version != version {
-				s.version, s.changed = version, true
+			if s.version != head.Version {
+				s.version, s.changed = head.Version, true
 			}
 			p.mu.Unlock()
 		}

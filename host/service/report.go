@@ -230,43 +230,6 @@ func (t *taking) endpointCalls(service string, calls []*donav1.CallOutcome) erro
 	return nil
 }
 
-// exposures chains one summary per (flag, variant, reason, config version) of
-// the batch: that a flag was looked at, never by whom.
-func (t *taking) exposures(exposures []*donav1.Exposure, services map[string]bool) error {
-	type key struct {
-		service, flag, variant string
-		reason                 donav1.Reason
-		version                uint64
-	}
-	counts := map[key]uint64{}
-	for _, e := range exposures {
-		head, err := t.head(e.GetService())
-		if err != nil {
-			return err
-		}
-		if head == nil || !t.current(e.UnixMs) || limits.Name(e.Flag) != nil || limits.OptionalName(e.Variant) != nil ||
-			donav1.Reason_name[int32(e.Reason)] == "" || len(e.UnitDigest) > limits.UnitDigestLen {
-			t.dropped++
-			continue
-		}
-		counts[key{e.Service, e.Flag, e.Variant, e.Reason, e.ConfigVersion}]++
-		services[e.Service] = true
-	}
-	keys := slices.SortedFunc(maps.Keys(counts), func(a, b key) int {
-		return cmp.Or(cmp.Compare(a.service, b.service), cmp.Compare(a.flag, b.flag), cmp.Compare(a.variant, b.variant),
-			cmp.Compare(a.reason, b.reason), cmp.Compare(a.version, b.version))
-	})
-	for _, k := range keys {
-		if err := t.plane.audit.Append(t.tx, k.service, audit.Entry{Kind: "flag.exposure", Actor: t.actor, Detail: map[string]string{
-			"flag": k.flag, "variant": k.variant, "reason": word(k.reason.String(), "REASON_"),
-			"config_version": strconv.FormatUint(k.version, 10), "count": strconv.FormatUint(counts[k], 10),
-		}}); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
 // audits chains the decisions that residency rules took part in: one line per
 // (decision, regions, endpoint, rule, config version) of the batch.
 func (t *taking) audits(events []*donav1.AuditEvent, services map[string]bool) error {

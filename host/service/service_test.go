@@ -25,9 +25,11 @@ import (
 	"github.com/dodona-project/dodona/host/refusal"
 	"github.com/dodona-project/dodona/host/service"
 	"github.com/dodona-project/dodona/host/session"
+	"github.com/dodona-project/dodona/host/snapshot"
 	"github.com/dodona-project/dodona/host/store"
 	"github.com/dodona-project/dodona/host/store/embedded"
 	"github.com/dodona-project/dodona/sdk/dona/digest"
+	"github.com/dodona-project/dodona/sdk/dona/mirror"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -39,6 +41,7 @@ type world struct {
 	audit *audit.Log
 	plane *service.Plane
 	gen   uint64
+	steps int // offset of what history does
 }
 
 func newWorld(tb testing.TB) *world { return newWorldOver(tb, embedded.Options{}) }
@@ -305,24 +308,9 @@ func many(n int) (all []string) {
 }
 
 // TestLimits fills the counters that the limits are judged by, and goes one on.
+// TestLimits fills services up to each limit, item by item: the last one fits, and
+// one more is refused.
 func TestLimits(t *testing.T) {
-	w := newWorld(t)
-	w.register(beat("a", "v1", "eu"))
-	preset := func(change func(h *statev1.ServiceHead)) {
-		w.update(func(tx store.Tx) error {
-			var head statev1.ServiceHead
-			if _, err := store.Load(tx, "svc/web/head", &head); err != nil {
-				return err
-			}
-			change(&head)
-			return store.Save(tx, "svc/web/head", &head)
-		})
-	}
-	register := func(b *donav1.EndpointHeartbeat) error {
-		return w.store.Update(context.Background(), store.Soft, func(tx store.Tx) error {
-			return w.plane.Registered(tx, w.lease(b.EndpointId), nil, b)
-		})
-	}
 	exhausted := func(what string, err error, names ...string) {
 		t.Helper()
 		if !refusal.Is(err, refusal.Exhausted) {
@@ -335,16 +323,101 @@ func TestLimits(t *testing.T) {
 			}
 		}
 	}
-	preset(func(h *statev1.ServiceHead) { h.Endpoints = limits.EndpointsPerService - 1 })
-	must(t, register(beat("b", "v1", "eu")))
-	exhausted("10,001 endpoints", register(beat("c", "v1", "eu")), "10000")
-	w.end("b")
-	must(t, register(beat("c", "v1", "eu")))
-	preset(func(h *statev1.ServiceHead) { h.Endpoints, h.Flags = 2, limits.FlagsPerService-1 })
-	must(t, w.setFlag(&donav1.FlagRule{Service: "web", Flag: "f"}))
-	exhausted("1,001 flags", w.setFlag(&donav1.FlagRule{Service: "web", Flag: "g"}), "1000")
-	preset(func(h *statev1.ServiceHead) { h.Flags, h.EncodedBytes = 1, limits.SnapshotBytes-10 })
-	exhausted("4 MiB", w.setFlag(&donav1.FlagRule{Service: "web", Flag: "g"}), fmt.Sprint(limits.SnapshotBytes))
+	register := func(w *world, ids ...string) error {
+		return w.store.Update(context.Background(), store.Soft, func(tx store.Tx) error {
+			for _, id := range ids {
+				if err := w.plane.Registered(tx, w.lease(id), nil, beat(id, "v1", "eu")); err != nil {
+					return err
+				}
+			}
+			return nil
+		})
+	}
+	t.Run("endpoints", func(t *testing.T) {
+		w := newWorld(t)
+		ids := make([]string, limits.EndpointsPerService)
+		for i := range ids {
+			ids[i] = fmt.Sprintf("e%05d", i)
+		}
+		for part := range slices.Chunk(ids, 500) {
+			must(t, register(w, part...))
+		}
+		before := w.build(nil)
+		if n := len(before.Config.Endpoints); n != limits.EndpointsPerService {
+			t.Fatalf("%d endpoints are in the snapshot, want %d", n, limits.EndpointsPerService)
+		}
+		exhausted("one endpoint more", register(w, "one-more"), fmt.Sprint(limits.EndpointsPerService))
+		if after := w.build(nil); !proto.Equal(after.Config, before.Config) {
+			t.Error("the refused one changed something")
+		}
+		must(t, register(w, ids[7])) // that is there already
+		w.end(ids[0])
+		must(t, register(w, "one-more"))
+	})
+	t.Run("flags", func(t *testing.T) {
+		w := newWorld(t)
+		for i := range limits.FlagsPerService {
+			must(t, w.setFlag(&donav1.FlagRule{Service: "web", Flag: fmt.Sprint("f", i)}))
+		}
+		if n := len(w.build(nil).Config.Flags); n != limits.FlagsPerService {
+			t.Fatalf("%d flags are in the snapshot, want %d", n, limits.FlagsPerService)
+		}
+		exhausted("one flag more", w.setFlag(&donav1.FlagRule{Service: "web", Flag: "one-more"}), fmt.Sprint(limits.FlagsPerService))
+		must(t, w.setFlag(&donav1.FlagRule{Service: "web", Flag: "f7", Disabled: true}))
+	})
+	t.Run("bytes", func(t *testing.T) {
+		w := newWorld(t)
+		must(t, register(w, "a", "b"))
+		flag := func(i, bytes int) *donav1.FlagRule {
+			rule := &donav1.FlagRule{Service: "web", Flag: fmt.Sprintf("f%03d", i)}
+			for ; bytes > 0; bytes -= limits.ValueLen {
+				if len(rule.Targeting) == 0 || len(rule.Targeting[len(rule.Targeting)-1].Values) == limits.TargetingValues {
+					rule.Targeting = append(rule.Targeting, &donav1.TargetingRule{Attribute: "a", Variant: "v1"})
+				}
+				last := rule.Targeting[len(rule.Targeting)-1]
+				last.Values = append(last.Values, strings.Repeat("x", min(bytes, limits.ValueLen)))
+			}
+			return rule
+		}
+		flags := 0
+		var err error
+		for ; err == nil; flags++ {
+			err = w.setFlag(flag(flags, 100<<10))
+		}
+		exhausted("one large flag more", err, fmt.Sprint(limits.SnapshotBytes))
+		flags--
+		// The largest flag that still fits, to the byte: the next larger one does not.
+		low, high := 0, 100<<10
+		for high-low > 1 {
+			middle := (low + high) / 2
+			if err := w.setFlag(flag(flags, middle)); err == nil {
+				low = middle
+			} else {
+				exhausted("a flag", err, fmt.Sprint(limits.SnapshotBytes))
+				high = middle
+			}
+		}
+		must(t, w.setFlag(flag(flags, low)))
+		exhausted("a flag one byte larger", w.setFlag(flag(flags, low+1)), fmt.Sprint(limits.SnapshotBytes+1))
+		s := w.build(nil)
+		encoded := proto.Size(s.Config)
+		t.Logf("%d flags and %d endpoints have %d bytes", len(s.Config.Flags), len(s.Config.Endpoints), encoded)
+		if slack := 20 * (flags + 2); encoded > limits.SnapshotBytes || encoded < limits.SnapshotBytes-slack {
+			t.Errorf("the fullest snapshot has %d bytes, want at most %d and not %d less", encoded, limits.SnapshotBytes, slack)
+		}
+		exhausted("one endpoint more", register(w, strings.Repeat("x", limits.NameLen)), "web")
+		// A heartbeat is never refused, whatever becomes of the weight.
+		for _, drains := range []bool{true, false, true, false} {
+			b := beat("a", "v1", "eu")
+			b.Draining = drains
+			w.update(func(tx store.Tx) error { return w.plane.Beat(tx, w.lease("a"), b) })
+		}
+		w.end("b")
+		if after := proto.Size(w.build(nil).Config); after >= encoded {
+			t.Errorf("without an endpoint the snapshot has %d bytes, before %d", after, encoded)
+		}
+	})
+	w := newWorld(t)
 	w.update(func(tx store.Tx) error {
 		return store.Save(tx, "services", &statev1.ServiceList{Count: limits.Services})
 	})
@@ -370,9 +443,10 @@ func TestEncodedBytes(t *testing.T) {
 func (w *world) history(tb testing.TB, n int, choose func(step int) int) {
 	ctx := context.Background()
 	for step := range n {
+		step += w.steps
 		id := fmt.Sprintf("e%d", step%5)
 		variant, region := fmt.Sprintf("v%d", step%3+1), []string{"eu", "us"}[step%2]
-		switch choose(step) % 9 {
+		switch choose(step) % 10 {
 		case 0, 1:
 			w.register(beat(id, variant, region))
 		case 2:
@@ -409,24 +483,43 @@ func (w *world) history(tb testing.TB, n int, choose func(step int) int) {
 				req = &donav1.SetServicePolicyRequest{Service: "web", ClearResidency: true}
 			}
 			must(tb, w.plane.SetPolicy(ctx, "local:dev", req, nil))
+		case 9:
+			// As the planner does, though not in one transaction: for services that are there.
+			if w.version() == 0 {
+				continue
+			}
+			w.update(func(tx store.Tx) error {
+				plan := &donav1.Plan{Strategy: "s", Generation: uint64(step), Weights: map[string]uint32{id: uint32(step % 3)}}
+				if step%4 == 0 {
+					plan = nil
+				}
+				return store.Save(tx, "svc/web/plan", &statev1.PlanState{Plan: plan})
+			})
+			must(tb, w.plane.Renew(ctx, "web"))
 		}
 	}
 }
 
 // TestBuild: whatever happened, a build on top of the last one is a build from
 // nothing; the version moves with the content and with nothing else; the counts
-// in the head are a recount; the chain holds.
+// in the head are a recount; the chain holds. And a client that follows by deltas,
+// each from where it was to where it looked next, holds what the full frame holds.
 func TestBuild(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		w := newWorld(t)
 		var last *service.Snapshot
+		clients := make([]follower, 3)
 		n := rapid.IntRange(1, 30).Draw(rt, "steps")
 		for step := range n {
-			what := rapid.IntRange(0, 8).Draw(rt, "what")
-			offset := rapid.IntRange(0, 40).Draw(rt, "offset")
+			what := rapid.IntRange(0, 9).Draw(rt, "what")
+			w.steps = rapid.IntRange(0, 40).Draw(rt, "offset")
 			w.history(t, 1, func(int) int { return what })
-			_ = offset
 			full, next := w.build(nil), w.build(last)
+			for i := range clients {
+				if rapid.IntRange(0, i).Draw(rt, "looks") == 0 {
+					clients[i].follow(rt, next, full)
+				}
+			}
 			if !proto.Equal(full.Config, next.Config) {
 				rt.Fatalf("step %d: on top of the last build:\n%v\nfrom nothing:\n%v", step, next.Config, full.Config)
 			}
@@ -447,6 +540,34 @@ func TestBuild(t *testing.T) {
 		w.recount(t, last.Config)
 		w.entries("web")
 	})
+}
+
+// follower is a client that holds a snapshot and takes deltas.
+type follower struct {
+	at   *service.Snapshot // what it was sent last
+	held *mirror.Snapshot
+}
+
+func (f *follower) follow(t *rapid.T, next, full *service.Snapshot) {
+	var err error
+	if f.at == nil || f.at.Config.Version == next.Config.Version {
+		f.held, err = mirror.Full(proto.CloneOf(next.Config))
+	} else {
+		// Over the wire, so that nothing is shared.
+		var d donav1.ConfigSnapshot
+		b, _ := proto.Marshal(service.Delta(f.at, next))
+		if err := proto.Unmarshal(b, &d); err != nil {
+			t.Fatal(err)
+		}
+		f.held, err = f.held.Apply(&d)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := f.held.Config(); !proto.Equal(got, full.Config) {
+		t.Fatalf("the deltas came to\n%v, the full frame is\n%v", got, full.Config)
+	}
+	f.at = next
 }
 
 func (w *world) recount(tb testing.TB, config *donav1.ConfigSnapshot) {
@@ -481,40 +602,49 @@ func (w *world) recount(tb testing.TB, config *donav1.ConfigSnapshot) {
 
 func TestUrgent(t *testing.T) {
 	w := newWorld(t)
-	urgent := func(do func()) bool {
+	kind := func(do func()) string {
 		t.Helper()
-		var before, after uint64
-		w.view(func(tx store.ReadTx) (err error) { _, before, err = w.plane.Head(tx, "web"); return err })
+		var before, after snapshot.Head
+		w.view(func(tx store.ReadTx) (err error) { before, err = w.plane.Head(tx, "web"); return err })
 		do()
-		w.view(func(tx store.ReadTx) (err error) { _, after, err = w.plane.Head(tx, "web"); return err })
-		return after > before
+		w.view(func(tx store.ReadTx) (err error) { after, err = w.plane.Head(tx, "web"); return err })
+		switch {
+		case after.Urgent > before.Urgent:
+			return "urgent"
+		case after.Removed > before.Removed:
+			return "removal"
+		case after.Version > before.Version:
+			return "change"
+		}
+		return "none"
 	}
 	for _, tc := range []struct {
 		name string
 		do   func()
-		want bool
+		want string
 	}{
-		{"a new endpoint", func() { w.register(beat("a", "v1", "eu")) }, false},
-		{"a flag", func() { must(t, w.setFlag(&donav1.FlagRule{Service: "web", Flag: "f"})) }, false},
+		{"a new endpoint", func() { w.register(beat("a", "v1", "eu")) }, "change"},
+		{"the same endpoint again", func() { w.register(beat("a", "v1", "eu")) }, "none"},
+		{"a flag", func() { must(t, w.setFlag(&donav1.FlagRule{Service: "web", Flag: "f"})) }, "change"},
 		{"residency", func() {
 			must(t, w.plane.SetPolicy(context.Background(), "local:dev", &donav1.SetServicePolicyRequest{Service: "web",
 				Residency: &donav1.ResidencyPolicy{AllowedRegions: []string{"eu"}}}, nil))
-		}, true},
-		{"quarantine", func() { w.update(func(tx store.Tx) error { return w.plane.Quarantine(tx, "web", "v2", "r", "bad") }) }, true},
+		}, "urgent"},
+		{"quarantine", func() { w.update(func(tx store.Tx) error { return w.plane.Quarantine(tx, "web", "v2", "r", "bad") }) }, "urgent"},
 		{"draining", func() {
 			b := beat("a", "v1", "eu")
 			b.Draining = true
 			w.update(func(tx store.Tx) error { return w.plane.Beat(tx, w.lease("a"), b) })
-		}, true},
-		{"the end of one that drained", func() { w.end("a") }, false},
+		}, "removal"},
+		{"the end of one that drained", func() { w.end("a") }, "change"},
 	} {
-		if got := urgent(tc.do); got != tc.want {
-			t.Errorf("%s: urgent %v, want %v", tc.name, got, tc.want)
+		if got := kind(tc.do); got != tc.want {
+			t.Errorf("%s: %s, want %s", tc.name, got, tc.want)
 		}
 	}
 	w.register(beat("b", "v1", "eu"))
-	if !urgent(func() { w.end("b") }) {
-		t.Error("a removal waits")
+	if got := kind(func() { w.end("b") }); got != "removal" {
+		t.Errorf("the end of an endpoint: %s, want removal", got)
 	}
 }
 

@@ -93,4 +93,4 @@ func byVariant(q *statev1.QuarantinedVariant, variant string) int {
 	return strings.Compare(q.Variant, variant)
 }
 
-func quarantineBytes(variant string) int { return len(variant) + 1 + varintLen(len(variant)) }
+func quarantineBytes(variant string) int { return elementBytes(len(variant)) }

@@ -95,6 +95,9 @@ func (fd *feed) run(ctx context.Context) {
 				if empty && fd.feeds.drop(fd) {
 					return
 				}
+				if cur := fd.current.Load(); cur != nil && time.Since(p.last) >= o.Idle {
+					cur.forget()
+				}
 				_, watchers := fd.feeds.lookup(fd.name)
 				empty = watchers == 0
 			}
@@ -105,29 +108,34 @@ func (fd *feed) run(ctx context.Context) {
 // step publishes what is new, unless it has to wait: then it says until when.
 func (fd *feed) step(ctx context.Context, p *pace, hurry bool) (wait time.Time, err error) {
 	cur := fd.current.Load()
-	var version, urgent, revision uint64
+	var head Head
+	var revision uint64
 	err = fd.view(ctx, func(tx store.ReadTx) (err error) {
 		revision = tx.Revision()
-		version, urgent, err = fd.feeds.o.Source.Peek(tx, fd.name)
+		head, err = fd.feeds.o.Source.Peek(tx, fd.name)
 		return err
 	})
 	if err != nil {
 		return time.Time{}, fmt.Errorf("look: %w", err)
 	}
+	early := false
 	if cur != nil {
 		switch have := cur.built.Version; {
-		case version == have:
+		case head.Version == have:
 			return time.Time{}, nil
-		case version < have:
+		case head.Version < have:
 			// A name that is gone has no head, and its last snapshot stands. Any
 			// other fall is a store that went back: nothing of it is published.
-			if version != 0 || revision < have {
-				fd.rewound(Rewind{Name: fd.name, Seen: have, Ours: version, Certain: revision < have})
+			if head.Version != 0 || revision < have {
+				fd.rewound(Rewind{Name: fd.name, Seen: have, Ours: head.Version, Certain: revision < have})
 			}
 			return time.Time{}, nil
-		case urgent <= have && !hurry:
-			if now := time.Now(); p.due(now).After(now) {
-				return p.due(now), nil
+		case head.Urgent <= have && !hurry:
+			now := time.Now()
+			if at := p.due(now); at.After(now) {
+				if early = head.Removed > have && p.mayHurry(); !early {
+					return at, nil
+				}
 			}
 		}
 	}
@@ -135,7 +143,7 @@ func (fd *feed) step(ctx context.Context, p *pace, hurry bool) (wait time.Time, 
 		return time.Time{}, err
 	}
 	// The head may have moved while the snapshot was built; its notice is there.
-	p.published(time.Now())
+	p.published(time.Now(), early)
 	return time.Time{}, nil
 }
 
@@ -156,7 +164,7 @@ func (fd *feed) build(ctx context.Context, cur *published) error {
 	if previous != nil && b.Version <= previous.Version {
 		return nil // the next look finds out why
 	}
-	next, err := publish(b, fd.feeds.metrics)
+	next, err := publish(b, fd.feeds.basesOf(cur), fd.feeds.metrics)
 	if err != nil {
 		return err
 	}

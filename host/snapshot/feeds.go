@@ -9,6 +9,7 @@ import (
 
 	"github.com/hashicorp/go-hclog"
 	"github.com/prometheus/client_golang/prometheus"
+	"google.golang.org/protobuf/proto"
 
 	"github.com/dodona-project/dodona/host/refusal"
 	"github.com/dodona-project/dodona/host/store"
@@ -20,14 +21,24 @@ import (
 type Source interface {
 	// Prefix is the store prefix below which a change may move the head of name.
 	Prefix(name string) string
-	// Peek reads only the head of name: the version of its snapshot, and the
-	// version of the newest change that must not wait. Both are 0 when there is
-	// no such name.
-	Peek(tx store.ReadTx, name string) (version, urgent uint64, err error)
+	// Peek reads only the head of name.
+	Peek(tx store.ReadTx, name string) (Head, error)
 	// Build makes the snapshot of name as of tx. previous is what the last Build
 	// of this name returned, or nil. A name that does not exist has an empty
 	// snapshot at version 0.
 	Build(tx store.ReadTx, name string, previous *Built) (*Built, error)
+	// Delta makes the frame that turns base into next for a client that holds
+	// base. Both are of one name, and base is older. It is called by watchers,
+	// several at a time, and must not change either; nil means that there is no
+	// such frame.
+	Delta(base, next *Built) (proto.Message, error)
+}
+
+// A Head says how far a name is, in versions. All are 0 when there is no such name.
+type Head struct {
+	Version uint64 // of its snapshot
+	Urgent  uint64 // of the newest change that must not wait
+	Removed uint64 // of the newest removal, which does not wait while there are few
 }
 
 // A Rewind is a sign that the store lost or rewound data: somebody has seen a
@@ -51,6 +62,10 @@ type Options struct {
 	Retry       time.Duration // pause after a failed look or build, doubling to 16 times: 250 ms
 	MaxFeeds    int           // names kept ready at once: 10,000
 	FirstSyncs  int           // first frames on their way at once: 64
+
+	// For each name so many older versions are kept to make deltas from, and so
+	// many bytes of them: 32 and 2 MiB. They go when nothing changes for Idle.
+	History, HistoryBytes int
 
 	// A watcher that presents a version after LostAfter and before LostBefore has
 	// seen what a crash of the host took with it, such as registrations of the
@@ -99,6 +114,8 @@ func New(o Options) (*Feeds, error) {
 	setDefault(&o.Retry, 250*time.Millisecond)
 	setDefault(&o.MaxFeeds, 10_000)
 	setDefault(&o.FirstSyncs, 64)
+	setDefault(&o.History, 32)
+	setDefault(&o.HistoryBytes, 2<<20)
 	f := &Feeds{o: o, log: o.Logger, feeds: make(map[string]*feed), first: make(chan struct{}, o.FirstSyncs)}
 	if f.log == nil {
 		f.log = hclog.NewNullLogger()
@@ -132,6 +149,7 @@ type Watcher struct {
 	Client       string // names it in the summary; may be empty
 	LastVersion  uint64 // 0 = holds none
 	LastChecksum []byte
+	AcceptDelta  bool // after its first frame it takes deltas against what it got last
 }
 
 // Subscribe opens a subscription to name, which need not exist yet. It must be
@@ -155,7 +173,8 @@ func (f *Feeds) Subscribe(name string, w Watcher) (*Subscription, error) {
 	}
 	fd.watchers++
 	f.metrics.watchers.Inc()
-	return &Subscription{feed: fd, client: w.Client, last: w.LastVersion, lastChecksum: w.LastChecksum}, nil
+	fd.applied.joined(w.Client)
+	return &Subscription{feed: fd, client: w.Client, last: w.LastVersion, lastChecksum: w.LastChecksum, delta: w.AcceptDelta}, nil
 }
 
 // drop removes a feed that nobody watches; false when somebody does.

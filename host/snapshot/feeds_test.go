@@ -8,6 +8,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	donav1 "github.com/dodona-project/dodona/proto/dona/v1"
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/dodona-project/dodona/host/refusal"
@@ -368,40 +369,57 @@ func TestSummary(t *testing.T) {
 			t.Fatalf("without watchers: %+v", s)
 		}
 		version := apply(t, st, "a", change{put: ids(1)})
-		var subs []*snapshot.Subscription
-		for _, c := range []string{"c1", "c2", "c3", "c4"} {
-			sub := subscribe(t, feeds, "a", snapshot.Watcher{Client: c})
-			next(t, sub)
-			subs = append(subs, sub)
+		join := func(client string, holds *donav1.ConfigSnapshot) (*snapshot.Subscription, *donav1.ConfigSnapshot) {
+			sub := subscribe(t, feeds, "a", snapshot.Watcher{Client: client, LastVersion: holds.GetVersion(), LastChecksum: holds.GetChecksum()})
+			return sub, decode(t, next(t, sub))
 		}
-		feeds.Applied("a", "c1", version, "")
-		feeds.Applied("a", "c2", version, "checksum mismatch")
-		feeds.Applied("a", "c3", version, "checksum mismatch")
-		feeds.Applied("a", "c4", version-1, "")
+		var subs []*snapshot.Subscription
+		var full *donav1.ConfigSnapshot
+		for _, c := range []string{"c1", "c2", "c3", "c4"} {
+			sub, f := join(c, nil)
+			subs, full = append(subs, sub), f
+		}
 		want := func(when, s string) {
 			t.Helper()
 			if got := fmt.Sprintf("%+v", feeds.Summary("a")); got != s {
 				t.Fatalf("%s: %s, want %s", when, got, s)
 			}
 		}
-		want("after the reports", fmt.Sprintf("{Connected:4 OnCurrentVersion:1 Rejected:[{Version:%d Reason:checksum mismatch Clients:2}]}", version))
+		feeds.Applied("a", "c1", version, "")
+		feeds.Applied("a", "c2", version, "checksum mismatch")
+		feeds.Applied("a", "c3", version, "checksum mismatch")
+		feeds.Applied("a", "c4", version-1, "")
+		feeds.Applied("a", "stranger", version, "checksum mismatch") // does not watch
+		want("after the reports", fmt.Sprintf("{Connected:4 OnCurrentVersion:1 RejectedClients:2 Rejected:[{Version:%d Reason:checksum mismatch Clients:2}]}", version))
 		feeds.Applied("a", "c2", version, "")
 		subs[2].Close()
-		want("after one took it and one left", "{Connected:3 OnCurrentVersion:2 Rejected:[]}")
+		want("after one took it and one left", "{Connected:3 OnCurrentVersion:2 RejectedClients:0 Rejected:[]}")
+		feeds.Applied("a", "c3", version, "too late")
+		want("after a report of the one that left", "{Connected:3 OnCurrentVersion:2 RejectedClients:0 Rejected:[]}")
+
+		// One that comes back with what is current has applied it, says its request.
+		back, f := join("c5", full)
+		if f.Form != donav1.ConfigSnapshot_FORM_UNCHANGED {
+			t.Fatalf("it got %v", f)
+		}
+		want("after one came back", "{Connected:4 OnCurrentVersion:3 RejectedClients:0 Rejected:[]}")
+		again, _ := join("c5", nil)
+		back.Close()
+		want("after it opened a second stream and closed the first", "{Connected:4 OnCurrentVersion:3 RejectedClients:0 Rejected:[]}")
+		again.Close()
+		want("after it left", "{Connected:3 OnCurrentVersion:2 RejectedClients:0 Rejected:[]}")
+
 		apply(t, st, "a", change{put: ids(1)})
 		next(t, subs[0])
-		want("after a new version", "{Connected:3 OnCurrentVersion:0 Rejected:[]}")
+		want("after a new version", "{Connected:3 OnCurrentVersion:0 RejectedClients:0 Rejected:[]}")
 		for i := range 30 {
-			feeds.Applied("a", fmt.Sprintf("d%d", i), version+1, fmt.Sprintf("reason %02d", i))
+			c := fmt.Sprintf("d%d", i)
+			sub, _ := join(c, nil)
+			subs = append(subs, sub)
+			feeds.Applied("a", c, version+1, fmt.Sprintf("reason %02d", i))
 		}
-		if n := len(feeds.Summary("a").Rejected); n != 20 {
-			t.Errorf("%d rejections shown, want 20", n)
-		}
-		for i := range 20_000 {
-			feeds.Applied("a", fmt.Sprintf("e%d", i), version+1, "")
-		}
-		if s := feeds.Summary("a"); s.OnCurrentVersion != 3 {
-			t.Errorf("more on the current version than connected: %+v", s)
+		if s := feeds.Summary("a"); len(s.Rejected) != 20 || s.RejectedClients != 30 {
+			t.Errorf("%d rejections of %d clients are shown, want 20 of 30", len(s.Rejected), s.RejectedClients)
 		}
 		for _, sub := range subs {
 			sub.Close()

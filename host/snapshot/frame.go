@@ -3,6 +3,7 @@ package snapshot
 import (
 	"fmt"
 	"sync"
+	"sync/atomic"
 
 	"google.golang.org/protobuf/proto"
 )
@@ -17,13 +18,17 @@ type Built struct {
 	Checksum  []byte
 	Full      proto.Message // the frame that carries the whole snapshot
 	Unchanged proto.Message // the frame that says: you hold this version already
-	Carry     any           // whatever helps the plane's next Build, such as what it decoded
+	Carry     any           // whatever helps the plane's next Build or Delta, such as what it decoded
+	// Weight is about how many bytes it takes to keep this version beside the one
+	// that follows. It bounds how many are kept to make deltas from.
+	Weight int
 }
 
 // A Frame is one message to a watcher: shared by all of them and immutable.
 type Frame struct {
 	Version   uint64
-	Unchanged bool // the watcher holds this version: the frame carries no content
+	Unchanged bool   // the watcher holds this version: the frame carries no content
+	Base      uint64 // not 0: a delta, for a watcher that holds this version
 	data      []byte
 }
 
@@ -37,20 +42,23 @@ type published struct {
 	built      *Built
 	full       *Frame
 	superseded chan struct{}
+	bases      atomic.Pointer[[]base] // what deltas to this version may start from
 
 	once         sync.Once
 	unchanged    *Frame
 	unchangedErr error
 }
 
-func publish(b *Built, m *metrics) (*published, error) {
+func publish(b *Built, bases []base, m *metrics) (*published, error) {
 	data, err := encode(b.Full, m.fullEncodings)
 	if err != nil {
 		return nil, fmt.Errorf("version %d: %w", b.Version, err)
 	}
-	return &published{
+	p := &published{
 		built: b, full: &Frame{Version: b.Version, data: data}, superseded: make(chan struct{}),
-	}, nil
+	}
+	p.bases.Store(&bases)
+	return p, nil
 }
 
 // same returns the frame for a watcher that holds this version.

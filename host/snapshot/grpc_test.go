@@ -18,6 +18,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
 
 	"github.com/dodona-project/dodona/host/refusal"
 	"github.com/dodona-project/dodona/host/snapshot"
@@ -31,7 +32,9 @@ type planeServer struct {
 }
 
 func (s *planeServer) WatchConfig(req *donav1.WatchConfigRequest, stream grpc.ServerStreamingServer[donav1.ConfigSnapshot]) error {
-	sub, err := s.feeds.Subscribe(req.Service, snapshot.Watcher{Client: req.ClientId, LastVersion: req.LastVersion, LastChecksum: req.LastChecksum})
+	sub, err := s.feeds.Subscribe(req.Service, snapshot.Watcher{
+		Client: req.ClientId, LastVersion: req.LastVersion, LastChecksum: req.LastChecksum, AcceptDelta: req.AcceptDelta,
+	})
 	if err != nil {
 		return err
 	}
@@ -250,6 +253,58 @@ func TestStoppedReaderIsCut(t *testing.T) {
 	}
 	cancel()
 	feeds.Close()
+}
+
+// TestHeapOfStoppedReaders (N4): clients that stop reading while versions go by keep
+// at most 64 KiB each, and share the snapshots that are on their way. A reader
+// beside them gets every change.
+func TestHeapOfStoppedReaders(t *testing.T) {
+	noLeak(t)
+	const stopped, versions = 60, 8
+	reg := prometheus.NewRegistry()
+	st := openStore(t)
+	feeds := newFeeds(t, st, &services{}, func(o *snapshot.Options) { o.Registerer, o.History, o.SendTimeout = reg, 2, time.Hour })
+	t.Cleanup(feeds.Close)
+	_, addr := serve(t, feeds)
+	all := ids(2000)
+	apply(t, st, "a", change{put: all})
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	reader := watch(t, ctx, dial(t, addr, 1<<20), &donav1.WatchConfigRequest{Service: "a"})
+	first, err := reader.Recv()
+	if err != nil {
+		t.Fatal(err)
+	}
+	before := heap()
+	for range stopped {
+		watch(t, ctx, dial(t, addr, 64<<10), &donav1.WatchConfigRequest{Service: "a", AcceptDelta: true})
+	}
+	for eventually := time.Now().Add(30 * time.Second); count(t, reg, "dona_snapshot_watchers", "") != stopped+1; {
+		if time.Now().After(eventually) {
+			t.Fatal("not all have come")
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+	slowest := time.Duration(0)
+	for range versions {
+		since := time.Now()
+		want := apply(t, st, "a", change{put: all, urgent: true})
+		for got := uint64(0); got != want; {
+			c, err := reader.Recv()
+			if err != nil {
+				t.Fatal(err)
+			}
+			got = c.Version
+		}
+		slowest = max(slowest, time.Since(since))
+	}
+	size := int64(proto.Size(first))
+	// The clients are in this process too, with what their windows let in.
+	each := (heap() - before) / stopped
+	t.Logf("%d KiB for each stopped client, both its sides, at snapshots of %d KiB; a change took %v at most", each>>10, size>>10, slowest.Round(time.Millisecond))
+	if most := int64(64<<10) + size; each > most {
+		t.Errorf("each keeps %d bytes, want at most %d", each, most)
+	}
 }
 
 // noLeak checks, after all other cleanups, that no goroutine is left.

@@ -48,8 +48,9 @@ func history(t *testing.T, rnd *rand.Rand) {
 			rnd := rand.New(rand.NewPCG(seed, 2))
 			var last uint64
 			var checksum []byte
+			var held holder
 			for ctx.Err() == nil {
-				sub, err := feeds.Subscribe("a", snapshot.Watcher{LastVersion: last, LastChecksum: checksum})
+				sub, err := feeds.Subscribe("a", snapshot.Watcher{LastVersion: last, LastChecksum: checksum, AcceptDelta: rnd.IntN(3) > 0})
 				if err != nil {
 					t.Error(err)
 					return
@@ -59,9 +60,12 @@ func history(t *testing.T, rnd *rand.Rand) {
 					if err != nil {
 						break
 					}
-					c := decode(t, f)
+					c := held.take(t, f)
 					if f.Unchanged && (frame > 0 || f.Version != last) {
 						t.Errorf("unchanged at %d for one that holds %d", f.Version, last)
+					}
+					if f.Base != 0 && (frame == 0 || f.Base != last) {
+						t.Errorf("a delta against %d as frame %d for one that holds %d", f.Base, frame, last)
 					}
 					if !f.Unchanged {
 						frames <- got{w, c}

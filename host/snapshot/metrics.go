@@ -4,6 +4,7 @@ import "github.com/prometheus/client_golang/prometheus"
 
 type metrics struct {
 	fullEncodings      prometheus.Counter
+	deltaEncodings     prometheus.Counter
 	unchangedEncodings prometheus.Counter
 	published          prometheus.Counter
 	failures           prometheus.Counter
@@ -22,13 +23,14 @@ func newMetrics(reg prometheus.Registerer) (*metrics, error) {
 	}
 	encodings := prometheus.NewCounterVec(prometheus.CounterOpts{
 		Namespace: "dona", Subsystem: "snapshot", Name: "encodings_total",
-		Help: "Frames encoded, by form. One a version, however many watch it.",
+		Help: "Frames encoded, by form. One full a version and one delta a pair of versions, however many watch.",
 	}, []string{"form"})
 	m := &metrics{
 		fullEncodings:      encodings.WithLabelValues("full"),
+		deltaEncodings:     encodings.WithLabelValues("delta"),
 		unchangedEncodings: encodings.WithLabelValues("unchanged"),
 		published:          counter("published_total", "Versions published."),
-		failures:           counter("failures_total", "Looks at the store, builds and encodings that failed and are tried again."),
+		failures:           counter("failures_total", "Looks at the store, builds and encodings that failed and are tried again, and deltas that could not be made."),
 		rewinds:            counter("rewinds_total", "Signs of a store that lost or rewound data."),
 		cut:                counter("cut_total", "Streams ended because a send was blocked for too long."),
 		watchers:           gauge("watchers", "Subscriptions that are open."),

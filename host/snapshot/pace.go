@@ -8,6 +8,9 @@ type Coalesce struct {
 	First time.Duration // the window after a first change: 20 ms
 	Max   time.Duration // windows double up to this: 500 ms
 	Quiet time.Duration // after so long without a publication the next change goes out at once: 2 s
+	// Removals is how many removals skip the wait until the next quiet: 4. Instances
+	// that come and go all the time would else be a publication each.
+	Removals int
 }
 
 func (c Coalesce) withDefaults() Coalesce {
@@ -20,6 +23,9 @@ func (c Coalesce) withDefaults() Coalesce {
 	if c.Quiet <= 0 {
 		c.Quiet = 2 * time.Second
 	}
+	if c.Removals <= 0 {
+		c.Removals = 4
+	}
 	c.Max = max(c.Max, c.First)
 	return c
 }
@@ -29,6 +35,7 @@ type pace struct {
 	rule   Coalesce
 	window time.Duration
 	last   time.Time // of the last publication; zero before the first
+	early  int       // removals that did not wait, since the last quiet
 }
 
 // due is the earliest time at which a change that is known at now goes out.
@@ -42,12 +49,19 @@ func (p *pace) due(now time.Time) time.Time {
 	return now
 }
 
-// published notes that a change went out, and opens the next window.
-func (p *pace) published(now time.Time) {
+// mayHurry reports whether a removal may still go out before it is due.
+func (p *pace) mayHurry() bool { return p.early < p.rule.Removals }
+
+// published notes that a change went out, a removal before it was due or not, and
+// opens the next window.
+func (p *pace) published(now time.Time, early bool) {
 	if p.last.IsZero() || now.Sub(p.last) >= p.rule.Quiet {
-		p.window = p.rule.First
+		p.window, p.early = p.rule.First, 0
 	} else {
 		p.window = min(2*p.window, p.rule.Max)
+	}
+	if early {
+		p.early++
 	}
 	p.last = now
 }

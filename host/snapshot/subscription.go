@@ -18,6 +18,7 @@ type Subscription struct {
 	client       string
 	last         uint64 // what the client holds; until the first frame
 	lastChecksum []byte
+	delta        bool // takes deltas
 	begun        bool
 	seen         uint64 // version handed out last
 	closed       atomic.Bool
@@ -25,8 +26,10 @@ type Subscription struct {
 
 // Next waits for a version newer than the last one and returns its frame: always
 // the newest, whatever was published between. The first frame is full, or says
-// "unchanged" when the watcher already holds what is current. The error is ctx's,
-// or the refusal Unavailable when the feeds were closed.
+// "unchanged" when the watcher already holds what is current. Later ones are full,
+// or, for a watcher that takes them, deltas against the version of the frame
+// before. The error is ctx's, or the refusal Unavailable when the feeds were
+// closed.
 func (s *Subscription) Next(ctx context.Context) (*Frame, error) {
 	fd := s.feed
 	over := fd.feeds.ctx.Done()
@@ -42,8 +45,12 @@ func (s *Subscription) Next(ctx context.Context) (*Frame, error) {
 				return s.first(ctx, cur)
 			}
 			if cur.built.Version > s.seen {
+				frame := cur.full
+				if s.delta {
+					frame = fd.feeds.since(fd.name, cur, s.seen)
+				}
 				s.seen = cur.built.Version
-				return cur.full, nil
+				return frame, nil
 			}
 			changed = cur.superseded
 		}
@@ -98,6 +105,7 @@ func (s *Subscription) first(ctx context.Context, cur *published) (*Frame, error
 			return nil, fmt.Errorf("snapshot: %s: %w", s.feed.name, err)
 		}
 		frame = same
+		s.feed.applied.holds(s.client, s.last)
 	}
 	s.begun, s.seen, s.lastChecksum = true, cur.built.Version, nil
 	return frame, nil
@@ -109,15 +117,17 @@ func (s *Subscription) first(ctx context.Context, cur *published) (*Frame, error
 // rewound, and the client gets what there is.
 func (s *Subscription) fromTheFuture(ctx context.Context, cur *published) (*published, error) {
 	fd := s.feed
-	var version, revision uint64
+	var head Head
+	var revision uint64
 	err := fd.view(ctx, func(tx store.ReadTx) (err error) {
 		revision = tx.Revision()
-		version, _, err = fd.feeds.o.Source.Peek(tx, fd.name)
+		head, err = fd.feeds.o.Source.Peek(tx, fd.name)
 		return err
 	})
 	if err != nil {
 		return nil, fmt.Errorf("snapshot: %s: look: %w", fd.name, err)
 	}
+	version := head.Version
 	if version < s.last {
 		// A name without a head may have been given up since; only the store's own
 		// revision tells then.

@@ -4,20 +4,16 @@ import (
 	"cmp"
 	"slices"
 	"sync"
-	"time"
 )
 
-const (
-	maxApplied  = 10_000    // clients remembered for one name
-	maxRejected = 20        // rejections shown for one name
-	appliedKept = time.Hour // a report without a subscription of the same client is forgotten after
-	prunePause  = time.Minute
-)
+// maxRejected is how many rejections are shown for one name.
+const maxRejected = 20
 
-// A Summary says how the watchers of one name are.
+// A Summary says how the watchers of one name are, on this host.
 type Summary struct {
 	Connected        int
-	OnCurrentVersion int        // of them, those that reported the newest version as applied
+	OnCurrentVersion int        // of them, those known to have applied the newest version
+	RejectedClients  int        // of them, those whose last word was a rejection
 	Rejected         []Rejected // newest versions first, equal ones once, at most 20
 }
 
@@ -28,52 +24,67 @@ type Rejected struct {
 	Clients int
 }
 
-// applied is what the clients of one feed reported last.
+// applied is what the clients of one feed said last. It knows those that watch and
+// no others, so it is as large as their number.
 type applied struct {
 	mu      sync.Mutex
-	clients map[string]report
-	pruned  time.Time // when old reports were last looked for, at the cap
+	clients map[string]*report
 }
 
 type report struct {
+	watches int // subscriptions of the client: it is forgotten with the last
 	version uint64
 	reason  string // empty = applied
-	at      time.Time
+}
+
+func (a *applied) joined(client string) {
+	if client == "" {
+		return
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	r := a.clients[client]
+	if r == nil {
+		if a.clients == nil {
+			a.clients = make(map[string]*report)
+		}
+		r = &report{}
+		a.clients[client] = r
+	}
+	r.watches++
+}
+
+func (a *applied) left(client string) {
+	if client == "" {
+		return
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if r := a.clients[client]; r.watches > 1 {
+		r.watches--
+	} else {
+		delete(a.clients, client)
+	}
+}
+
+// holds notes that a client came back with a version that it applied before.
+func (a *applied) holds(client string, version uint64) { a.note(client, version, "") }
+
+func (a *applied) note(client string, version uint64, reason string) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if r := a.clients[client]; r != nil {
+		r.version, r.reason = version, reason
+	}
 }
 
 // Applied notes what client reported about a version of name: that it was
-// applied, or, with a reason, rejected. Reports about names that nobody watches
-// here are ignored.
+// applied, or, with a reason, rejected. What a client says that does not watch the
+// name here is ignored.
 func (f *Feeds) Applied(name, client string, version uint64, rejectedReason string) {
-	fd, _ := f.lookup(name)
-	if fd == nil {
-		return
+	if fd, _ := f.lookup(name); fd != nil {
+		fd.applied.note(client, version, rejectedReason)
 	}
-	a := &fd.applied
-	now := time.Now()
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	if a.clients == nil {
-		a.clients = make(map[string]report)
-	}
-	if _, known := a.clients[client]; !known && !a.room(now) {
-		return
-	}
-	a.clients[client] = report{version: version, reason: rejectedReason, at: now}
-}
-
-// room reports whether one more client can be remembered. At the cap it looks for
-// old reports, but not so often that a flood of names would cost a look each.
-func (a *applied) room(now time.Time) bool {
-	if len(a.clients) >= maxApplied && now.Sub(a.pruned) >= prunePause {
-		a.pruned = now
-		for other, r := range a.clients {
-			if now.Sub(r.at) > appliedKept {
-				delete(a.clients, other)
-			}
-		}
-	}
-	return len(a.clients) < maxApplied
 }
 
 // Summary says how the watchers of name are here, on this host.
@@ -92,20 +103,20 @@ func (f *Feeds) Summary(name string) Summary {
 		reason  string
 	}
 	rejected := make(map[rejection]int)
-	now := time.Now()
 	fd.applied.mu.Lock()
-	for client, r := range fd.applied.clients {
+	for _, r := range fd.applied.clients {
 		switch {
-		case now.Sub(r.at) > appliedKept && r.version != cur.built.Version:
-			delete(fd.applied.clients, client)
 		case r.reason != "":
-			rejected[rejection{r.version, r.reason}]++
-		case r.version == cur.built.Version:
-			s.OnCurrentVersion++
+			rejected[rejection{r.version, r.reason}] += r.watches
+			s.RejectedClients += r.watches
+		case r.version == cur.built.Version && r.version != 0:
+			s.OnCurrentVersion += r.watches
 		}
 	}
 	fd.applied.mu.Unlock()
+	// Who came or went while this counted is in one number and not in the other.
 	s.OnCurrentVersion = min(s.OnCurrentVersion, s.Connected)
+	s.RejectedClients = min(s.RejectedClients, s.Connected)
 	for r, n := range rejected {
 		s.Rejected = append(s.Rejected, Rejected{Version: r.version, Reason: r.reason, Clients: n})
 	}
@@ -114,14 +125,4 @@ func (f *Feeds) Summary(name string) Summary {
 	})
 	s.Rejected = s.Rejected[:min(len(s.Rejected), maxRejected)]
 	return s
-}
-
-// left forgets a client whose subscription closed.
-func (a *applied) left(client string) {
-	if client == "" {
-		return
-	}
-	a.mu.Lock()
-	delete(a.clients, client)
-	a.mu.Unlock()
 }

@@ -44,6 +44,14 @@ func (n *network) serve(version uint64) (stop func()) {
 }
 
 func (n *network) serveAs(version uint64, as func(*fakeHost) donav1.ControlPlaneServer) (stop func()) {
+	return n.serveFrame(checkout(version), as)
+}
+
+func (n *network) serveSnapshot(s *donav1.ConfigSnapshot) (stop func()) {
+	return n.serveFrame(s, func(h *fakeHost) donav1.ControlPlaneServer { return h })
+}
+
+func (n *network) serveFrame(s *donav1.ConfigSnapshot, as func(*fakeHost) donav1.ControlPlaneServer) (stop func()) {
 	h := &fakeHost{server: grpc.NewServer(), wake: make(chan struct{}), beats: map[string][]*donav1.EndpointHeartbeat{}, heartbeat: 5 * time.Second}
 	h.streams, h.cut = context.WithCancel(context.Background())
 	donav1.RegisterControlPlaneServer(h.server, as(h))
@@ -51,7 +59,7 @@ func (n *network) serveAs(version uint64, as func(*fakeHost) donav1.ControlPlane
 	n.mu.Lock()
 	n.l = l
 	n.mu.Unlock()
-	h.publish(checkout(version))
+	h.publish(s)
 	served := make(chan struct{})
 	go func() { defer close(served); h.server.Serve(l) }()
 	return func() {

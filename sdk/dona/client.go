@@ -110,7 +110,7 @@ func (c *Client) Service(serviceName string) *Service {
 	if s != nil {
 		return s
 	}
-	s = &Service{client: c, name: serviceName, ready: make(chan struct{}), fresh: make(chan struct{})}
+	s = &Service{client: c, name: serviceName, ready: make(chan struct{}), fresh: make(chan struct{}), save: make(chan struct{}, 1)}
 	s.changed.Store(&watchStatus{})
 	c.services[serviceName] = s
 	switch err := name.Service(serviceName); {

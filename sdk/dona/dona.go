@@ -4,7 +4,7 @@
 // and makes no call.
 //
 // A Client watches each service that it is asked for and keeps the newest
-// snapshot; Service.Pick decides on it; Pick.Done says how the call went. When no
+// snapshot, of which hosts send what changed; Service.Pick decides on it; Pick.Done says how the call went. When no
 // host can be reached, decisions go on with the last good snapshot, from memory or
 // after a restart from disk, and are marked stale. Client.Register announces an
 // endpoint of one's own.

@@ -33,8 +33,10 @@ type fakeHost struct {
 	server  *grpc.Server
 
 	mu        sync.Mutex
-	frame     *donav1.ConfigSnapshot // what watchers get
-	wake      chan struct{}          // closed when frame changes
+	frame     *donav1.ConfigSnapshot   // what watchers get
+	told      int                      // how often frame was published
+	queue     []*donav1.ConfigSnapshot // what those get besides that watched before
+	wake      chan struct{}            // closed when there is more to send
 	watches   []*donav1.WatchConfigRequest
 	batches   []*donav1.StatsBatch
 	beats     map[string][]*donav1.EndpointHeartbeat
@@ -82,35 +84,58 @@ func (h *fakeHost) cutStreams() {
 
 // publish sends a snapshot, with the right checksum, to all watchers.
 func (h *fakeHost) publish(s *donav1.ConfigSnapshot) {
-	s = proto.CloneOf(s)
-	sum := digest.OfSnapshot(s)
-	s.Checksum = sum[:]
-	h.publishRaw(s)
+	h.publishRaw(sealed(s))
 }
 
 func (h *fakeHost) publishRaw(s *donav1.ConfigSnapshot) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.frame = s
+	h.told++
 	close(h.wake)
 	h.wake = make(chan struct{})
+}
+
+// push sends frames one after the other to those that watch now. Who comes later
+// gets s, with the right checksum.
+func (h *fakeHost) push(s *donav1.ConfigSnapshot, frames ...*donav1.ConfigSnapshot) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.frame = sealed(s)
+	h.queue = append(h.queue, frames...)
+	close(h.wake)
+	h.wake = make(chan struct{})
+}
+
+// sealed returns a copy with the right checksum.
+func sealed(s *donav1.ConfigSnapshot) *donav1.ConfigSnapshot {
+	s = proto.CloneOf(s)
+	sum := digest.OfSnapshot(s)
+	s.Checksum = sum[:]
+	return s
 }
 
 func (h *fakeHost) WatchConfig(req *donav1.WatchConfigRequest, stream grpc.ServerStreamingServer[donav1.ConfigSnapshot]) error {
 	h.mu.Lock()
 	h.watches = append(h.watches, req)
-	streams := h.streams
+	streams, queued, told := h.streams, len(h.queue), -1
 	h.mu.Unlock()
 	first := true
 	for {
 		h.mu.Lock()
-		f, wake := h.frame, h.wake
+		f, wake, news, more := h.frame, h.wake, h.told > told, h.queue[queued:]
+		told, queued = h.told, len(h.queue)
 		h.mu.Unlock()
-		if f != nil {
+		if f != nil && news {
 			if first && req.LastVersion == f.Version && string(req.LastChecksum) == string(f.Checksum) {
 				f = &donav1.ConfigSnapshot{Service: req.Service, Version: f.Version, Form: donav1.ConfigSnapshot_FORM_UNCHANGED}
 			}
 			first = false
+			if err := stream.Send(f); err != nil {
+				return err
+			}
+		}
+		for _, f := range more {
 			if err := stream.Send(f); err != nil {
 				return err
 			}

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/dodona-project/dodona/sdk/dona/decide"
+	"github.com/dodona-project/dodona/sdk/dona/mirror"
 	"github.com/dodona-project/dodona/sdk/dona/plan"
 )
 
@@ -25,8 +26,13 @@ type Service struct {
 	ready                chan struct{} // closed with the first snapshot, from anywhere
 	fresh                chan struct{} // closed with the first that a host gave or confirmed
 
-	held  held // owned by the watch
-	loads plan.Loads
+	// Owned by the watch: what is decided by, and what its stream got last.
+	held     held
+	received *mirror.Snapshot
+	loads    plan.Loads
+
+	unsaved atomic.Pointer[mirror.Snapshot] // what is not on disk yet
+	save    chan struct{}                   // one slot: something is unsaved
 }
 
 // state is what a decision reads: one atomic load.

@@ -170,7 +170,8 @@ func TestUnusablePlanKeepsTheLastGoodOne(t *testing.T) {
 func TestFramesThatAreRefused(t *testing.T) {
 	for name, change := range map[string]func(*donav1.ConfigSnapshot){
 		"is of service":        func(s *donav1.ConfigSnapshot) { s.Service = "billing" },
-		"form FORM_DELTA":      func(s *donav1.ConfigSnapshot) { s.Form = donav1.ConfigSnapshot_FORM_DELTA },
+		"against version 5":    func(s *donav1.ConfigSnapshot) { s.Form, s.BaseVersion = donav1.ConfigSnapshot_FORM_DELTA, 5 },
+		"form 17":              func(s *donav1.ConfigSnapshot) { s.Form = 17 },
 		"called unchanged":     func(s *donav1.ConfigSnapshot) { s.Form = donav1.ConfigSnapshot_FORM_UNCHANGED },
 		"two hosts disagree":   func(s *donav1.ConfigSnapshot) { s.Version = 7; s.Endpoints = s.Endpoints[:1] },
 		`endpoint id "a" is e`: func(s *donav1.ConfigSnapshot) { s.Endpoints = append(s.Endpoints, s.Endpoints[0]) },

@@ -3752,6 +3752,7 @@ type WatcherSummary struct {
 	Connected        uint32                 `protobuf:"varint,1,opt,name=connected,proto3" json:"connected,omitempty"`
 	OnCurrentVersion uint32                 `protobuf:"varint,2,opt,name=on_current_version,json=onCurrentVersion,proto3" json:"on_current_version,omitempty"`
 	Rejected         []*AppliedConfig       `protobuf:"bytes,3,rep,name=rejected,proto3" json:"rejected,omitempty"`
+	RejectedClients  uint32                 `protobuf:"varint,4,opt,name=rejected_clients,json=rejectedClients,proto3" json:"rejected_clients,omitempty"` // of the connected, those whose last word was a rejection; rejected holds equal words once
 	unknownFields    protoimpl.UnknownFields
 	sizeCache        protoimpl.SizeCache
 }
@@ -3805,6 +3806,13 @@ func (x *WatcherSummary) GetRejected() []*AppliedConfig {
 		return x.Rejected
 	}
 	return nil
+}
+
+func (x *WatcherSummary) GetRejectedClients() uint32 {
+	if x != nil {
+		return x.RejectedClients
+	}
+	return 0
 }
 
 type Ingress struct {
@@ -4711,11 +4719,12 @@ const file_dona_v1_control_proto_rawDesc = "" +
 	"\avariant\x18\x02 \x01(\tR\avariant\x12'\n" +
 	"\x06reason\x18\x03 \x01(\x0e2\x0f.dona.v1.ReasonR\x06reason\x12%\n" +
 	"\x0econfig_version\x18\x04 \x01(\x04R\rconfigVersion\x12\x14\n" +
-	"\x05count\x18\x05 \x01(\x04R\x05count\"\x90\x01\n" +
+	"\x05count\x18\x05 \x01(\x04R\x05count\"\xbb\x01\n" +
 	"\x0eWatcherSummary\x12\x1c\n" +
 	"\tconnected\x18\x01 \x01(\rR\tconnected\x12,\n" +
 	"\x12on_current_version\x18\x02 \x01(\rR\x10onCurrentVersion\x122\n" +
-	"\brejected\x18\x03 \x03(\v2\x16.dona.v1.AppliedConfigR\brejected\"\x81\x01\n" +
+	"\brejected\x18\x03 \x03(\v2\x16.dona.v1.AppliedConfigR\brejected\x12)\n" +
+	"\x10rejected_clients\x18\x04 \x01(\rR\x0frejectedClients\"\x81\x01\n" +
 	"\aIngress\x12\x18\n" +
 	"\aservice\x18\x01 \x01(\tR\aservice\x12\x12\n" +
 	"\x04host\x18\x02 \x01(\tR\x04host\x12\x1f\n" +

@@ -249,6 +249,129 @@ func (x *EndpointCalls) GetLatencyUs() []uint64 {
 	return nil
 }
 
+// exp/<service>/<flag>: what requests of the last minute saw of a flag. It goes
+// with the flag. Index exp/<service>, score unix second of the newest: the flags
+// that have one. Soft.
+type ExposureWindow struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Tallies       []*ExposureTally       `protobuf:"bytes,1,rep,name=tallies,proto3" json:"tallies,omitempty"` // by variant, reason, config_version; at most 64
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ExposureWindow) Reset() {
+	*x = ExposureWindow{}
+	mi := &file_state_v1_service_proto_msgTypes[3]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ExposureWindow) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ExposureWindow) ProtoMessage() {}
+
+func (x *ExposureWindow) ProtoReflect() protoreflect.Message {
+	mi := &file_state_v1_service_proto_msgTypes[3]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ExposureWindow.ProtoReflect.Descriptor instead.
+func (*ExposureWindow) Descriptor() ([]byte, []int) {
+	return file_state_v1_service_proto_rawDescGZIP(), []int{3}
+}
+
+func (x *ExposureWindow) GetTallies() []*ExposureTally {
+	if x != nil {
+		return x.Tallies
+	}
+	return nil
+}
+
+type ExposureTally struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Variant       string                 `protobuf:"bytes,1,opt,name=variant,proto3" json:"variant,omitempty"` // empty = the flag gave none
+	Reason        v1.Reason              `protobuf:"varint,2,opt,name=reason,proto3,enum=dona.v1.Reason" json:"reason,omitempty"`
+	ConfigVersion uint64                 `protobuf:"varint,3,opt,name=config_version,json=configVersion,proto3" json:"config_version,omitempty"`
+	Seconds       []int64                `protobuf:"varint,4,rep,packed,name=seconds,proto3" json:"seconds,omitempty"` // unix seconds of the host's wall clock, rising
+	Counts        []uint64               `protobuf:"varint,5,rep,packed,name=counts,proto3" json:"counts,omitempty"`   // for each of seconds
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ExposureTally) Reset() {
+	*x = ExposureTally{}
+	mi := &file_state_v1_service_proto_msgTypes[4]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ExposureTally) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ExposureTally) ProtoMessage() {}
+
+func (x *ExposureTally) ProtoReflect() protoreflect.Message {
+	mi := &file_state_v1_service_proto_msgTypes[4]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ExposureTally.ProtoReflect.Descriptor instead.
+func (*ExposureTally) Descriptor() ([]byte, []int) {
+	return file_state_v1_service_proto_rawDescGZIP(), []int{4}
+}
+
+func (x *ExposureTally) GetVariant() string {
+	if x != nil {
+		return x.Variant
+	}
+	return ""
+}
+
+func (x *ExposureTally) GetReason() v1.Reason {
+	if x != nil {
+		return x.Reason
+	}
+	return v1.Reason(0)
+}
+
+func (x *ExposureTally) GetConfigVersion() uint64 {
+	if x != nil {
+		return x.ConfigVersion
+	}
+	return 0
+}
+
+func (x *ExposureTally) GetSeconds() []int64 {
+	if x != nil {
+		return x.Seconds
+	}
+	return nil
+}
+
+func (x *ExposureTally) GetCounts() []uint64 {
+	if x != nil {
+		return x.Counts
+	}
+	return nil
+}
+
 type Cell struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Variant       string                 `protobuf:"bytes,1,opt,name=variant,proto3" json:"variant,omitempty"`
@@ -260,7 +383,7 @@ type Cell struct {
 
 func (x *Cell) Reset() {
 	*x = Cell{}
-	mi := &file_state_v1_service_proto_msgTypes[3]
+	mi := &file_state_v1_service_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -272,7 +395,7 @@ func (x *Cell) String() string {
 func (*Cell) ProtoMessage() {}
 
 func (x *Cell) ProtoReflect() protoreflect.Message {
-	mi := &file_state_v1_service_proto_msgTypes[3]
+	mi := &file_state_v1_service_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -285,7 +408,7 @@ func (x *Cell) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Cell.ProtoReflect.Descriptor instead.
 func (*Cell) Descriptor() ([]byte, []int) {
-	return file_state_v1_service_proto_rawDescGZIP(), []int{3}
+	return file_state_v1_service_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *Cell) GetVariant() string {
@@ -324,7 +447,7 @@ type EndpointState struct {
 
 func (x *EndpointState) Reset() {
 	*x = EndpointState{}
-	mi := &file_state_v1_service_proto_msgTypes[4]
+	mi := &file_state_v1_service_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -336,7 +459,7 @@ func (x *EndpointState) String() string {
 func (*EndpointState) ProtoMessage() {}
 
 func (x *EndpointState) ProtoReflect() protoreflect.Message {
-	mi := &file_state_v1_service_proto_msgTypes[4]
+	mi := &file_state_v1_service_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -349,7 +472,7 @@ func (x *EndpointState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EndpointState.ProtoReflect.Descriptor instead.
 func (*EndpointState) Descriptor() ([]byte, []int) {
-	return file_state_v1_service_proto_rawDescGZIP(), []int{4}
+	return file_state_v1_service_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *EndpointState) GetEndpoint() *v1.Endpoint {
@@ -404,7 +527,7 @@ type FlagState struct {
 
 func (x *FlagState) Reset() {
 	*x = FlagState{}
-	mi := &file_state_v1_service_proto_msgTypes[5]
+	mi := &file_state_v1_service_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -416,7 +539,7 @@ func (x *FlagState) String() string {
 func (*FlagState) ProtoMessage() {}
 
 func (x *FlagState) ProtoReflect() protoreflect.Message {
-	mi := &file_state_v1_service_proto_msgTypes[5]
+	mi := &file_state_v1_service_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -429,7 +552,7 @@ func (x *FlagState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FlagState.ProtoReflect.Descriptor instead.
 func (*FlagState) Descriptor() ([]byte, []int) {
-	return file_state_v1_service_proto_rawDescGZIP(), []int{5}
+	return file_state_v1_service_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *FlagState) GetRule() *v1.FlagRule {
@@ -450,7 +573,7 @@ type Weights struct {
 
 func (x *Weights) Reset() {
 	*x = Weights{}
-	mi := &file_state_v1_service_proto_msgTypes[6]
+	mi := &file_state_v1_service_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -462,7 +585,7 @@ func (x *Weights) String() string {
 func (*Weights) ProtoMessage() {}
 
 func (x *Weights) ProtoReflect() protoreflect.Message {
-	mi := &file_state_v1_service_proto_msgTypes[6]
+	mi := &file_state_v1_service_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -475,7 +598,7 @@ func (x *Weights) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Weights.ProtoReflect.Descriptor instead.
 func (*Weights) Descriptor() ([]byte, []int) {
-	return file_state_v1_service_proto_rawDescGZIP(), []int{6}
+	return file_state_v1_service_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *Weights) GetWeights() []*v1.VariantWeight {
@@ -502,7 +625,7 @@ type Quarantine struct {
 
 func (x *Quarantine) Reset() {
 	*x = Quarantine{}
-	mi := &file_state_v1_service_proto_msgTypes[7]
+	mi := &file_state_v1_service_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -514,7 +637,7 @@ func (x *Quarantine) String() string {
 func (*Quarantine) ProtoMessage() {}
 
 func (x *Quarantine) ProtoReflect() protoreflect.Message {
-	mi := &file_state_v1_service_proto_msgTypes[7]
+	mi := &file_state_v1_service_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -527,7 +650,7 @@ func (x *Quarantine) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Quarantine.ProtoReflect.Descriptor instead.
 func (*Quarantine) Descriptor() ([]byte, []int) {
-	return file_state_v1_service_proto_rawDescGZIP(), []int{7}
+	return file_state_v1_service_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *Quarantine) GetVariants() []*QuarantinedVariant {
@@ -549,7 +672,7 @@ type QuarantinedVariant struct {
 
 func (x *QuarantinedVariant) Reset() {
 	*x = QuarantinedVariant{}
-	mi := &file_state_v1_service_proto_msgTypes[8]
+	mi := &file_state_v1_service_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -561,7 +684,7 @@ func (x *QuarantinedVariant) String() string {
 func (*QuarantinedVariant) ProtoMessage() {}
 
 func (x *QuarantinedVariant) ProtoReflect() protoreflect.Message {
-	mi := &file_state_v1_service_proto_msgTypes[8]
+	mi := &file_state_v1_service_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -574,7 +697,7 @@ func (x *QuarantinedVariant) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use QuarantinedVariant.ProtoReflect.Descriptor instead.
 func (*QuarantinedVariant) Descriptor() ([]byte, []int) {
-	return file_state_v1_service_proto_rawDescGZIP(), []int{8}
+	return file_state_v1_service_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *QuarantinedVariant) GetVariant() string {
@@ -615,7 +738,7 @@ type Policy struct {
 
 func (x *Policy) Reset() {
 	*x = Policy{}
-	mi := &file_state_v1_service_proto_msgTypes[9]
+	mi := &file_state_v1_service_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -627,7 +750,7 @@ func (x *Policy) String() string {
 func (*Policy) ProtoMessage() {}
 
 func (x *Policy) ProtoReflect() protoreflect.Message {
-	mi := &file_state_v1_service_proto_msgTypes[9]
+	mi := &file_state_v1_service_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -640,7 +763,7 @@ func (x *Policy) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Policy.ProtoReflect.Descriptor instead.
 func (*Policy) Descriptor() ([]byte, []int) {
-	return file_state_v1_service_proto_rawDescGZIP(), []int{9}
+	return file_state_v1_service_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *Policy) GetPolicy() *v1.ServicePolicy {
@@ -662,7 +785,7 @@ type PlanState struct {
 
 func (x *PlanState) Reset() {
 	*x = PlanState{}
-	mi := &file_state_v1_service_proto_msgTypes[10]
+	mi := &file_state_v1_service_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -674,7 +797,7 @@ func (x *PlanState) String() string {
 func (*PlanState) ProtoMessage() {}
 
 func (x *PlanState) ProtoReflect() protoreflect.Message {
-	mi := &file_state_v1_service_proto_msgTypes[10]
+	mi := &file_state_v1_service_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -687,7 +810,7 @@ func (x *PlanState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PlanState.ProtoReflect.Descriptor instead.
 func (*PlanState) Descriptor() ([]byte, []int) {
-	return file_state_v1_service_proto_rawDescGZIP(), []int{10}
+	return file_state_v1_service_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *PlanState) GetPlan() *v1.Plan {
@@ -736,7 +859,15 @@ const file_state_v1_service_proto_rawDesc = "" +
 	"\x06errors\x18\x03 \x03(\rR\x06errors\x12\x1a\n" +
 	"\bmeasured\x18\x04 \x03(\rR\bmeasured\x12\x1d\n" +
 	"\n" +
-	"latency_us\x18\x05 \x03(\x04R\tlatencyUs\"L\n" +
+	"latency_us\x18\x05 \x03(\x04R\tlatencyUs\"C\n" +
+	"\x0eExposureWindow\x121\n" +
+	"\atallies\x18\x01 \x03(\v2\x17.state.v1.ExposureTallyR\atallies\"\xab\x01\n" +
+	"\rExposureTally\x12\x18\n" +
+	"\avariant\x18\x01 \x01(\tR\avariant\x12'\n" +
+	"\x06reason\x18\x02 \x01(\x0e2\x0f.dona.v1.ReasonR\x06reason\x12%\n" +
+	"\x0econfig_version\x18\x03 \x01(\x04R\rconfigVersion\x12\x18\n" +
+	"\aseconds\x18\x04 \x03(\x03R\aseconds\x12\x16\n" +
+	"\x06counts\x18\x05 \x03(\x04R\x06counts\"L\n" +
 	"\x04Cell\x12\x18\n" +
 	"\avariant\x18\x01 \x01(\tR\avariant\x12\x16\n" +
 	"\x06region\x18\x02 \x01(\tR\x06region\x12\x12\n" +
@@ -788,40 +919,45 @@ func file_state_v1_service_proto_rawDescGZIP() []byte {
 	return file_state_v1_service_proto_rawDescData
 }
 
-var file_state_v1_service_proto_msgTypes = make([]protoimpl.MessageInfo, 12)
+var file_state_v1_service_proto_msgTypes = make([]protoimpl.MessageInfo, 14)
 var file_state_v1_service_proto_goTypes = []any{
 	(*ServiceHead)(nil),        // 0: state.v1.ServiceHead
 	(*ServiceList)(nil),        // 1: state.v1.ServiceList
 	(*EndpointCalls)(nil),      // 2: state.v1.EndpointCalls
-	(*Cell)(nil),               // 3: state.v1.Cell
-	(*EndpointState)(nil),      // 4: state.v1.EndpointState
-	(*FlagState)(nil),          // 5: state.v1.FlagState
-	(*Weights)(nil),            // 6: state.v1.Weights
-	(*Quarantine)(nil),         // 7: state.v1.Quarantine
-	(*QuarantinedVariant)(nil), // 8: state.v1.QuarantinedVariant
-	(*Policy)(nil),             // 9: state.v1.Policy
-	(*PlanState)(nil),          // 10: state.v1.PlanState
-	nil,                        // 11: state.v1.EndpointState.LabelsEntry
-	(*v1.Endpoint)(nil),        // 12: dona.v1.Endpoint
-	(*v1.FlagRule)(nil),        // 13: dona.v1.FlagRule
-	(*v1.VariantWeight)(nil),   // 14: dona.v1.VariantWeight
-	(*v1.ServicePolicy)(nil),   // 15: dona.v1.ServicePolicy
-	(*v1.Plan)(nil),            // 16: dona.v1.Plan
+	(*ExposureWindow)(nil),     // 3: state.v1.ExposureWindow
+	(*ExposureTally)(nil),      // 4: state.v1.ExposureTally
+	(*Cell)(nil),               // 5: state.v1.Cell
+	(*EndpointState)(nil),      // 6: state.v1.EndpointState
+	(*FlagState)(nil),          // 7: state.v1.FlagState
+	(*Weights)(nil),            // 8: state.v1.Weights
+	(*Quarantine)(nil),         // 9: state.v1.Quarantine
+	(*QuarantinedVariant)(nil), // 10: state.v1.QuarantinedVariant
+	(*Policy)(nil),             // 11: state.v1.Policy
+	(*PlanState)(nil),          // 12: state.v1.PlanState
+	nil,                        // 13: state.v1.EndpointState.LabelsEntry
+	(v1.Reason)(0),             // 14: dona.v1.Reason
+	(*v1.Endpoint)(nil),        // 15: dona.v1.Endpoint
+	(*v1.FlagRule)(nil),        // 16: dona.v1.FlagRule
+	(*v1.VariantWeight)(nil),   // 17: dona.v1.VariantWeight
+	(*v1.ServicePolicy)(nil),   // 18: dona.v1.ServicePolicy
+	(*v1.Plan)(nil),            // 19: dona.v1.Plan
 }
 var file_state_v1_service_proto_depIdxs = []int32{
-	3,  // 0: state.v1.ServiceHead.cells:type_name -> state.v1.Cell
-	12, // 1: state.v1.EndpointState.endpoint:type_name -> dona.v1.Endpoint
-	11, // 2: state.v1.EndpointState.labels:type_name -> state.v1.EndpointState.LabelsEntry
-	13, // 3: state.v1.FlagState.rule:type_name -> dona.v1.FlagRule
-	14, // 4: state.v1.Weights.weights:type_name -> dona.v1.VariantWeight
-	8,  // 5: state.v1.Quarantine.variants:type_name -> state.v1.QuarantinedVariant
-	15, // 6: state.v1.Policy.policy:type_name -> dona.v1.ServicePolicy
-	16, // 7: state.v1.PlanState.plan:type_name -> dona.v1.Plan
-	8,  // [8:8] is the sub-list for method output_type
-	8,  // [8:8] is the sub-list for method input_type
-	8,  // [8:8] is the sub-list for extension type_name
-	8,  // [8:8] is the sub-list for extension extendee
-	0,  // [0:8] is the sub-list for field type_name
+	5,  // 0: state.v1.ServiceHead.cells:type_name -> state.v1.Cell
+	4,  // 1: state.v1.ExposureWindow.tallies:type_name -> state.v1.ExposureTally
+	14, // 2: state.v1.ExposureTally.reason:type_name -> dona.v1.Reason
+	15, // 3: state.v1.EndpointState.endpoint:type_name -> dona.v1.Endpoint
+	13, // 4: state.v1.EndpointState.labels:type_name -> state.v1.EndpointState.LabelsEntry
+	16, // 5: state.v1.FlagState.rule:type_name -> dona.v1.FlagRule
+	17, // 6: state.v1.Weights.weights:type_name -> dona.v1.VariantWeight
+	10, // 7: state.v1.Quarantine.variants:type_name -> state.v1.QuarantinedVariant
+	18, // 8: state.v1.Policy.policy:type_name -> dona.v1.ServicePolicy
+	19, // 9: state.v1.PlanState.plan:type_name -> dona.v1.Plan
+	10, // [10:10] is the sub-list for method output_type
+	10, // [10:10] is the sub-list for method input_type
+	10, // [10:10] is the sub-list for extension type_name
+	10, // [10:10] is the sub-list for extension extendee
+	0,  // [0:10] is the sub-list for field type_name
 }
 
 func init() { file_state_v1_service_proto_init() }
@@ -835,7 +971,7 @@ func file_state_v1_service_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_state_v1_service_proto_rawDesc), len(file_state_v1_service_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   12,
+			NumMessages:   14,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

@@ -20,7 +20,7 @@ const endpointLines = 20
 func (s Style) Status(reply *donav1.StatusReply) []string {
 	c := reply.GetConfig()
 	out := []string{fmt.Sprintf("%s  version %d, %s, %s", s.Bold(Clean(c.GetService())), c.GetVersion(),
-		count(len(c.GetEndpoints()), "endpoint"), watchers(reply.GetWatchers()))}
+		count(len(c.GetEndpoints()), "endpoint"), count(int(reply.GetWatchers().GetConnected()), "watcher"))}
 	section := func(lines []string) {
 		if len(lines) > 0 {
 			out = append(append(out, ""), lines...)
@@ -34,18 +34,51 @@ func (s Style) Status(reply *donav1.StatusReply) []string {
 	section(s.variants(reply))
 	section(s.endpoints(c.GetEndpoints()))
 	section(s.Flags(c.GetFlags(), reply.GetExposures()))
+	section(s.exposures(reply.GetExposures()))
 	section(s.Policy(reply))
-	for _, a := range reply.GetWatchers().GetRejected() {
-		section([]string{s.Warn(fmt.Sprintf("a watcher refused version %d: %s", a.GetVersion(), Clean(a.GetRejectedReason())))})
-	}
+	section(s.watchers(c.GetVersion(), reply.GetWatchers()))
 	if reply.GetAuditSequence() > 0 {
 		section([]string{s.Dim(fmt.Sprintf("audit: %d entries, head %s", reply.GetAuditSequence(), Clean(reply.GetAuditHead())))})
 	}
 	return out
 }
 
-func watchers(w *donav1.WatcherSummary) string {
-	return fmt.Sprintf("%s (%d on this version)", count(int(w.GetConnected()), "watcher"), w.GetOnCurrentVersion())
+// watchers says how far the clients are that watch, and why some are not.
+func (s Style) watchers(version uint64, w *donav1.WatcherSummary) []string {
+	if w.GetConnected() == 0 {
+		return nil
+	}
+	line := fmt.Sprintf("%-10s %d of %d on version %d", "watchers", w.GetOnCurrentVersion(), w.GetConnected(), version)
+	if len(w.GetRejected()) == 0 {
+		return []string{line}
+	}
+	out := []string{line + ", " + s.Warn(fmt.Sprintf("%d rejected", max(int(w.GetRejectedClients()), len(w.GetRejected()))))}
+	for _, a := range w.GetRejected() {
+		out = append(out, fmt.Sprintf("%-10s version %d: %s", "", a.GetVersion(), Clean(a.GetRejectedReason())))
+	}
+	return out
+}
+
+// exposureLines is how many rows of exposures a status shows before it counts the
+// rest.
+const exposureLines = 20
+
+// exposures shows what requests saw of the flags in the rolling window.
+func (s Style) exposures(exposures []*donav1.ExposureCount) []string {
+	if len(exposures) == 0 {
+		return nil
+	}
+	t := &table{right: columns(3, 4)}
+	t.add("SEEN OF", "VARIANT", "REASON", "VERSION", "COUNT/60 s")
+	for _, e := range exposures[:min(len(exposures), exposureLines)] {
+		t.add(Clean(e.GetFlag()), dash(e.GetVariant()), strings.ToLower(strings.TrimPrefix(e.GetReason().String(), "REASON_")),
+			strconv.FormatUint(e.GetConfigVersion(), 10), strconv.FormatUint(e.GetCount(), 10))
+	}
+	lines := t.lines(s)
+	if more := len(exposures) - exposureLines; more > 0 {
+		lines = append(lines, s.Dim(fmt.Sprintf("and %d more (--json names all)", more)))
+	}
+	return lines
 }
 
 // variants shows per variant the weight, the endpoints and the health of the

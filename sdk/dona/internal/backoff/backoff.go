@@ -24,12 +24,13 @@ type Backoff struct {
 func (b *Backoff) Applied() { b.tries, b.healthy = 0, true }
 
 // Next returns how long to wait after a stream ended. The first retry after a
-// healthy stream is up to 0.5 s when another host is known, up to 5 s when the same
-// one has to come back; later ones are rand(0, min(30 s, 0.5 s * 2^k)).
-func (b *Backoff) Next(otherHost bool) time.Duration {
+// healthy stream is up to 0.5 s when a host is there to be asked, another one or the
+// same, up to 5 s when the same one has to come back; later ones are
+// rand(0, min(30 s, 0.5 s * 2^k)).
+func (b *Backoff) Next(hostThere bool) time.Duration {
 	limit := ceiling
 	switch {
-	case b.healthy && otherHost:
+	case b.healthy && hostThere:
 		limit = base
 	case b.healthy:
 		limit = sameHost

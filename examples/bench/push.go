@@ -1,0 +1,576 @@
+package main
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"os/exec"
+	"runtime"
+	"strconv"
+	"sync"
+	"time"
+
+	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
+	endpointv3 "github.com/envoyproxy/go-control-plane/envoy/config/endpoint/v3"
+	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
+	endpointservice "github.com/envoyproxy/go-control-plane/envoy/service/endpoint/v3"
+	"github.com/envoyproxy/go-control-plane/pkg/cache/types"
+	cachev3 "github.com/envoyproxy/go-control-plane/pkg/cache/v3"
+	"github.com/envoyproxy/go-control-plane/pkg/resource/v3"
+	serverv3 "github.com/envoyproxy/go-control-plane/pkg/server/v3"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/encoding"
+	"google.golang.org/grpc/mem"
+	"google.golang.org/protobuf/encoding/protowire"
+
+	"github.com/dodona-project/dodona/host/audit"
+	"github.com/dodona-project/dodona/host/service"
+	"github.com/dodona-project/dodona/host/session"
+	"github.com/dodona-project/dodona/host/snapshot"
+	"github.com/dodona-project/dodona/host/store"
+	"github.com/dodona-project/dodona/host/store/embedded"
+	donav1 "github.com/dodona-project/dodona/proto/dona/v1"
+)
+
+const (
+	pushEnv = "DODONA_BENCH_PUSH"
+	// quiet is how long nothing changes before a push is measured, so that it goes
+	// out at once.
+	quiet = 2100 * time.Millisecond
+
+	burstChanges = 200
+	burstEvery   = time.Millisecond
+)
+
+// pusher is a control plane with 1,000 watchers in another process.
+type pusher struct {
+	change  func(n int) (version uint64, err error) // changes one endpoint
+	readers *versionReaders
+	close   func()
+	each    float64 // bytes of heap that one idle watcher takes
+}
+
+// push measures one change, from before it is made until every watcher has it:
+// µs of this process's CPU a watcher, and milliseconds.
+func (p *pusher) push(n int) (each, ms float64, err error) {
+	before, begin := cpu(), time.Now()
+	version, err := p.change(n)
+	if err == nil {
+		err = p.readers.await(version)
+	}
+	return float64(cpu()-before) / float64(time.Microsecond) / watchers, float64(time.Since(begin)) / float64(time.Millisecond), err
+}
+
+// burst makes 200 changes, one a millisecond: ms of this process's CPU in all, and
+// milliseconds from the last one until every watcher has it.
+func (p *pusher) burst(n int) (all, ms float64, err error) {
+	before := cpu()
+	var version uint64
+	next := time.Now()
+	for i := range burstChanges {
+		if version, err = p.change(n*burstChanges + i); err != nil {
+			return 0, 0, err
+		}
+		next = next.Add(burstEvery)
+		time.Sleep(time.Until(next))
+	}
+	last := time.Now()
+	err = p.readers.await(version)
+	return float64(cpu()-before) / float64(time.Millisecond), float64(time.Since(last)) / float64(time.Millisecond), err
+}
+
+// side is one way to push, measured by turns with the others.
+type side struct {
+	name string
+	open func(resources, each int) (*pusher, error) // each: endpoints of a resource, where there are such
+}
+
+var (
+	oursDelta = side{"ours", func(n, each int) (*pusher, error) { return newDodona(n*each, true) }}
+	oursFull  = side{"ours, whole snapshots", func(n, each int) (*pusher, error) { return newDodona(n*each, false) }}
+	peerDelta = side{"go-control-plane, linear cache, delta", func(n, each int) (*pusher, error) { return newLinear(n, each) }}
+	peerTuned = side{"the same at our transport options", func(n, each int) (*pusher, error) {
+		return newLinear(n, each, snapshot.ServerOptions()[1:]...)
+	}}
+	peerFull = side{"go-control-plane, snapshot cache", newSnapshots}
+)
+
+type pushed struct{ cpu, ms, burstCPU, burstMS, heap float64 }
+
+// measurePushes opens all sides and takes turns; bursts only when asked.
+func measurePushes(resources, each int, bursts bool, sides ...side) (medians []pushed, err error) {
+	pushers := make([]*pusher, len(sides))
+	for i, s := range sides {
+		if pushers[i], err = s.open(resources, each); err != nil {
+			return nil, fmt.Errorf("%s: %w", s.name, err)
+		}
+		defer pushers[i].close()
+	}
+	all := make([][4][]float64, len(sides))
+	for n := range repeats {
+		time.Sleep(quiet)
+		for i, p := range pushers {
+			c, ms, err := p.push(n)
+			if err != nil {
+				return nil, fmt.Errorf("%s: %w", sides[i].name, err)
+			}
+			all[i][0], all[i][1] = append(all[i][0], c), append(all[i][1], ms)
+		}
+		if !bursts {
+			continue
+		}
+		for i, p := range pushers {
+			time.Sleep(quiet)
+			c, ms, err := p.burst(n)
+			if err != nil {
+				return nil, fmt.Errorf("%s: %w", sides[i].name, err)
+			}
+			all[i][2], all[i][3] = append(all[i][2], c), append(all[i][3], ms)
+		}
+	}
+	medians = make([]pushed, len(sides))
+	for i, a := range all {
+		medians[i] = pushed{cpu: median(a[0]), ms: median(a[1]), heap: pushers[i].each}
+		if bursts {
+			medians[i].burstCPU, medians[i].burstMS = median(a[2]), median(a[3])
+		}
+	}
+	return medians, nil
+}
+
+// pushRows measures what a change, a burst and an idle watcher cost.
+func pushRows() (rows []row, err error) {
+	const cpuUnit, msUnit, heapUnit = "µs CPU a watcher", "ms until all have it", "B of heap a watcher"
+	m, err := measurePushes(200, 10, true, oursDelta, peerDelta, peerTuned)
+	if err != nil {
+		return nil, err
+	}
+	ours, peer, tuned := m[0], m[1], m[2]
+	large := ours
+	rows = append(rows,
+		row{"one of 2,000 endpoints changes", ours.cpu, peer.cpu, cpuUnit, peerDelta.name + ", 200 × 10", 0.4, false},
+		row{"the same", ours.cpu, tuned.cpu, cpuUnit, peerTuned.name, 0.55, false},
+		row{"the same", ours.ms, peer.ms, msUnit, peerDelta.name, 0, false},
+		row{"a burst of 200 changes at 1 kHz", ours.burstCPU, peer.burstCPU, "ms CPU", peerDelta.name, 0.6, false},
+		row{"the same", ours.burstMS, peer.burstMS, "ms from the last until all have it", peerDelta.name, 0.6, false},
+		row{"an idle watcher of 2,000 endpoints", ours.heap, peer.heap, heapUnit, peerDelta.name, 0, false},
+	)
+	if m, err = measurePushes(2000, 1, false, oursDelta, peerDelta); err != nil {
+		return nil, err
+	}
+	rows = append(rows,
+		row{"one of 2,000 resources changes", m[0].cpu, m[1].cpu, cpuUnit, peerDelta.name + ", 2,000 × 1", 0.12, false},
+		row{"an idle watcher of 2,000 resources", m[0].heap, m[1].heap, heapUnit, peerDelta.name, 0.1, false})
+	if m, err = measurePushes(200, 1, false, oursDelta, peerDelta); err != nil {
+		return nil, err
+	}
+	rows = append(rows,
+		row{"one of 2,000 endpoints changes, beside one of 200", large.cpu, m[0].cpu, cpuUnit, "ours at 200", 1.25, false},
+		row{"an idle watcher of 200 resources", m[0].heap, m[1].heap, heapUnit, peerDelta.name, 0.35, false},
+		row{"an idle watcher of 2,000 endpoints, beside one of 200", large.heap, m[0].heap, heapUnit, "ours at 200", 1.05, false})
+	if m, err = measurePushes(200, 10, false, oursFull, peerFull); err != nil {
+		return nil, err
+	}
+	return append(rows,
+		row{"one of 2,000 endpoints changes, whole snapshots", m[0].cpu, m[1].cpu, cpuUnit, peerFull.name, 0.08, false},
+		row{"the same", m[0].ms, m[1].ms, msUnit, peerFull.name, 0, false},
+		row{"deltas beside whole snapshots, 2,000 endpoints", ours.cpu, m[0].cpu, cpuUnit, oursFull.name, 0, false},
+		row{"the same", ours.ms, m[0].ms, msUnit, oursFull.name, 0, false}), nil
+}
+
+func newDodona(endpoints int, delta bool) (*pusher, error) {
+	st := embedded.OpenMemory(embedded.Options{})
+	plane := service.New(st, audit.New("bench.local"), "bench")
+	sessions, err := session.New(session.Options{Store: st, Plane: plane, PlaneName: "service"})
+	if err != nil {
+		return nil, err
+	}
+	ctx := context.Background()
+	if err := sessions.Start(ctx); err != nil {
+		return nil, err
+	}
+	put := func(i, port int) error {
+		beat := &donav1.EndpointHeartbeat{Service: "checkout", EndpointId: fmt.Sprintf("checkout-endpoint-%05d", i),
+			Address: fmt.Sprintf("10.0.%d.%d:%d", i/250, i%250+1, port), Variant: "v1", Region: "eu-west", Zone: "eu-west-1a"}
+		_, err := sessions.Register(ctx, session.Registration{Scope: beat.Service, ID: beat.EndpointId, Payload: beat})
+		return err
+	}
+	for i := range endpoints {
+		if err := put(i, 8080); err != nil {
+			return nil, err
+		}
+	}
+	feeds, err := snapshot.New(snapshot.Options{Store: st, Source: plane.Source()})
+	if err != nil {
+		return nil, err
+	}
+	server := grpc.NewServer(append(snapshot.ServerOptions(), grpc.MaxConcurrentStreams(250))...)
+	donav1.RegisterControlPlaneServer(server, &watchOnly{feeds: feeds})
+	version := func() (v uint64, err error) {
+		sub, err := feeds.Subscribe("checkout", snapshot.Watcher{}) // the feed is there from now on
+		if err != nil {
+			return 0, err
+		}
+		defer sub.Close()
+		f, err := sub.Next(ctx)
+		if err != nil {
+			return 0, err
+		}
+		return f.Version, nil
+	}
+	p, err := startPusher(server, fmt.Sprint("dodona ", delta), version)
+	if err != nil {
+		return nil, err
+	}
+	p.change = func(n int) (uint64, error) {
+		if err := put(endpoints/2, 1+n%50_000); err != nil {
+			return 0, err
+		}
+		var version uint64
+		err := st.View(ctx, func(tx store.ReadTx) error {
+			head, err := plane.Head(tx, "checkout")
+			version = head.Version
+			return err
+		})
+		return version, err
+	}
+	end := p.close
+	p.close = func() { end(); feeds.Close(); _ = st.Close() }
+	return p, nil
+}
+
+const typeURL = resource.EndpointType
+
+func assignment(i, each, port int) *endpointv3.ClusterLoadAssignment {
+	lb := &endpointv3.LocalityLbEndpoints{Locality: &corev3.Locality{Region: "eu-west", Zone: "eu-west-1a"}}
+	for j := range each {
+		at := uint32(8080)
+		if j == 0 {
+			at = uint32(port)
+		}
+		lb.LbEndpoints = append(lb.LbEndpoints, &endpointv3.LbEndpoint{HostIdentifier: &endpointv3.LbEndpoint_Endpoint{Endpoint: &endpointv3.Endpoint{
+			Address: &corev3.Address{Address: &corev3.Address_SocketAddress{SocketAddress: &corev3.SocketAddress{
+				Address: fmt.Sprintf("10.%d.%d.%d", i/250, i%250, j+1), PortSpecifier: &corev3.SocketAddress_PortValue{PortValue: at}}}}}}})
+	}
+	return &endpointv3.ClusterLoadAssignment{ClusterName: fmt.Sprintf("checkout-%05d", i), Endpoints: []*endpointv3.LocalityLbEndpoints{lb}}
+}
+
+func newLinear(resources, each int, options ...grpc.ServerOption) (*pusher, error) {
+	initial := map[string]types.Resource{}
+	for i := range resources {
+		a := assignment(i, each, 8080)
+		initial[a.ClusterName] = a
+	}
+	cache := cachev3.NewLinearCache(typeURL, cachev3.WithInitialResources(initial))
+	version := uint64(0)
+	server := grpc.NewServer(append(options, grpc.MaxConcurrentStreams(250))...)
+	endpointservice.RegisterEndpointDiscoveryServiceServer(server, serverv3.NewServer(context.Background(), cache, nil))
+	p, err := startPusher(server, "linear", func() (uint64, error) { return 0, nil })
+	if err != nil {
+		return nil, err
+	}
+	p.change = func(n int) (uint64, error) {
+		a := assignment(resources/2, each, 1+n%50_000)
+		version++
+		return version, cache.UpdateResource(a.ClusterName, a)
+	}
+	return p, nil
+}
+
+func newSnapshots(resources, each int) (*pusher, error) {
+	cache := cachev3.NewSnapshotCache(false, cachev3.IDHash{}, nil)
+	all := make([]types.Resource, resources)
+	for i := range all {
+		all[i] = assignment(i, each, 8080)
+	}
+	version := uint64(0)
+	set := func(n int) (uint64, error) {
+		version++
+		all[resources/2] = assignment(resources/2, each, 1+n%50_000)
+		s, err := cachev3.NewSnapshot(strconv.FormatUint(version, 10), map[resource.Type][]types.Resource{typeURL: all})
+		if err != nil {
+			return 0, err
+		}
+		return version, cache.SetSnapshot(context.Background(), "watcher", s)
+	}
+	if _, err := set(0); err != nil {
+		return nil, err
+	}
+	server := grpc.NewServer(grpc.MaxConcurrentStreams(250))
+	endpointservice.RegisterEndpointDiscoveryServiceServer(server, serverv3.NewServer(context.Background(), cache, nil))
+	p, err := startPusher(server, "sotw", func() (uint64, error) { return version, nil })
+	if err != nil {
+		return nil, err
+	}
+	p.change = set
+	return p, nil
+}
+
+// startPusher serves, starts the watchers, waits until all have the first version
+// and weighs them.
+func startPusher(server *grpc.Server, protocol string, version func() (uint64, error)) (*pusher, error) {
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return nil, err
+	}
+	go func() { _ = server.Serve(listener) }()
+	first, err := version()
+	if err != nil {
+		server.Stop()
+		return nil, err
+	}
+	before := settledHeap()
+	readers, err := startVersionReaders(fmt.Sprintf("%s %s", listener.Addr(), protocol))
+	if err == nil {
+		err = readers.await(first)
+	}
+	if err != nil {
+		server.Stop()
+		return nil, err
+	}
+	return &pusher{
+		readers: readers, each: float64(heapInUse()-before) / watchers,
+		close: func() { readers.end(); server.Stop() },
+	}, nil
+}
+
+// settledHeap waits until what an earlier measurement left behind is gone.
+func settledHeap() int64 {
+	heap := heapInUse()
+	for range 50 {
+		time.Sleep(100 * time.Millisecond)
+		now := heapInUse()
+		if now > heap-100_000 {
+			return now
+		}
+		heap = now
+	}
+	return heap
+}
+
+func heapInUse() int64 {
+	runtime.GC()
+	runtime.GC()
+	var m runtime.MemStats
+	runtime.ReadMemStats(&m)
+	return int64(m.HeapAlloc)
+}
+
+// versionReaders is the process of the watchers. It is told a version and answers
+// when every watcher has it.
+type versionReaders struct {
+	cmd   *exec.Cmd
+	stdin io.WriteCloser
+	words *bufio.Scanner
+}
+
+func startVersionReaders(args string) (*versionReaders, error) {
+	cmd := exec.Command("/proc/self/exe")
+	cmd.Env = append(os.Environ(), pushEnv+"="+args)
+	cmd.Stderr = os.Stderr
+	stdin, err := cmd.StdinPipe()
+	if err != nil {
+		return nil, err
+	}
+	stdout, err := cmd.StdoutPipe()
+	if err != nil {
+		return nil, err
+	}
+	return &versionReaders{cmd, stdin, bufio.NewScanner(stdout)}, cmd.Start()
+}
+
+func (r *versionReaders) await(version uint64) error {
+	if _, err := fmt.Fprintln(r.stdin, version); err != nil {
+		return err
+	}
+	if !r.words.Scan() {
+		return errors.New("the process of the watchers has ended")
+	}
+	if got := r.words.Text(); got != strconv.FormatUint(version, 10) {
+		return fmt.Errorf("the process of the watchers said %q, not %d", got, version)
+	}
+	return nil
+}
+
+func (r *versionReaders) end() {
+	_ = r.stdin.Close()
+	_ = r.cmd.Wait()
+}
+
+// asVersionReader turns this process into the watchers when it was started as them.
+func asVersionReader() {
+	args := os.Getenv(pushEnv)
+	if args == "" {
+		return
+	}
+	if err := readVersions(args); err != nil {
+		fmt.Fprintln(os.Stderr, "bench: watchers:", err)
+		os.Exit(1)
+	}
+	os.Exit(0)
+}
+
+// progress knows which version each watcher has.
+type progress struct {
+	mu     sync.Mutex
+	at     [watchers]uint64
+	some   [watchers]bool // got any frame at all
+	target uint64
+	asked  bool
+}
+
+func (p *progress) got(i int, version uint64) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.at[i], p.some[i] = version, true
+	p.answer()
+}
+
+func (p *progress) ask(version uint64) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.target, p.asked = version, true
+	p.answer()
+}
+
+func (p *progress) answer() {
+	if !p.asked {
+		return
+	}
+	for i := range p.at {
+		if !p.some[i] || p.at[i] < p.target {
+			return
+		}
+	}
+	p.asked = false
+	fmt.Println(p.target)
+}
+
+func readVersions(args string) error {
+	var addr, protocol string
+	delta := false
+	if _, err := fmt.Sscan(args, &addr, &protocol); err != nil {
+		return err
+	}
+	if protocol == "dodona" {
+		if _, err := fmt.Sscan(args, &addr, &protocol, &delta); err != nil {
+			return err
+		}
+	}
+	all := &progress{}
+	for i := range watchers {
+		conn, err := grpc.NewClient(addr, grpc.WithTransportCredentials(insecure.NewCredentials()),
+			grpc.WithStaticStreamWindowSize(1<<20), grpc.WithStaticConnWindowSize(16<<20),
+			grpc.WithDefaultCallOptions(grpc.ForceCodecV2(bytesCodec{encoding.GetCodecV2("proto")}), grpc.MaxCallRecvMsgSize(64<<20)))
+		if err != nil {
+			return err
+		}
+		if err := watchVersions(conn, protocol, delta, func(version uint64) { all.got(i, version) }); err != nil {
+			return err
+		}
+	}
+	commands := bufio.NewScanner(os.Stdin)
+	for commands.Scan() {
+		version, err := strconv.ParseUint(commands.Text(), 10, 64)
+		if err != nil {
+			return err
+		}
+		all.ask(version)
+	}
+	return nil
+}
+
+// watchVersions reads one stream in the background. Of each frame it looks at the
+// version, and at what an acknowledgement needs.
+func watchVersions(conn *grpc.ClientConn, protocol string, delta bool, got func(version uint64)) error {
+	method := map[string]string{
+		"dodona": donav1.ControlPlane_WatchConfig_FullMethodName,
+		"linear": endpointservice.EndpointDiscoveryService_DeltaEndpoints_FullMethodName,
+		"sotw":   endpointservice.EndpointDiscoveryService_StreamEndpoints_FullMethodName,
+	}[protocol]
+	stream, err := conn.NewStream(context.Background(), &grpc.StreamDesc{ServerStreams: true, ClientStreams: protocol != "dodona"}, method)
+	if err != nil {
+		return err
+	}
+	node := &corev3.Node{Id: "watcher", Cluster: "bench"}
+	switch protocol {
+	case "dodona":
+		if err := stream.SendMsg(&donav1.WatchConfigRequest{Service: "checkout", AcceptDelta: delta}); err != nil {
+			return err
+		}
+		if err := stream.CloseSend(); err != nil {
+			return err
+		}
+	case "linear":
+		if err := stream.SendMsg(&discoveryv3.DeltaDiscoveryRequest{Node: node, TypeUrl: typeURL}); err != nil {
+			return err
+		}
+	case "sotw":
+		if err := stream.SendMsg(&discoveryv3.DiscoveryRequest{Node: node, TypeUrl: typeURL}); err != nil {
+			return err
+		}
+	}
+	go func() {
+		for {
+			var frame []byte
+			if err := stream.RecvMsg(&frame); err != nil {
+				return
+			}
+			switch protocol {
+			case "dodona":
+				version, _ := field(frame, 2)
+				got(version)
+			case "linear":
+				_, text := field(frame, 1)
+				_, nonce := field(frame, 5)
+				version, _ := strconv.ParseUint(text, 10, 64)
+				got(version)
+				_ = stream.SendMsg(&discoveryv3.DeltaDiscoveryRequest{TypeUrl: typeURL, ResponseNonce: nonce})
+			case "sotw":
+				_, text := field(frame, 1)
+				_, nonce := field(frame, 5)
+				version, _ := strconv.ParseUint(text, 10, 64)
+				got(version)
+				_ = stream.SendMsg(&discoveryv3.DiscoveryRequest{TypeUrl: typeURL, ResponseNonce: nonce, VersionInfo: text})
+			}
+		}
+	}()
+	return nil
+}
+
+// field finds a field of an encoded message without decoding the rest.
+func field(b []byte, want protowire.Number) (number uint64, text string) {
+	for len(b) > 0 {
+		num, typ, n := protowire.ConsumeTag(b)
+		if n < 0 {
+			return 0, ""
+		}
+		b = b[n:]
+		if num == want && typ == protowire.VarintType {
+			v, _ := protowire.ConsumeVarint(b)
+			return v, ""
+		}
+		if num == want && typ == protowire.BytesType {
+			v, _ := protowire.ConsumeBytes(b)
+			return 0, string(v)
+		}
+		if n = protowire.ConsumeFieldValue(num, typ, b); n < 0 {
+			return 0, ""
+		}
+		b = b[n:]
+	}
+	return 0, ""
+}
+
+// bytesCodec gives received messages as they are.
+type bytesCodec struct{ encoding.CodecV2 }
+
+func (bytesCodec) Unmarshal(data mem.BufferSlice, v any) error {
+	*v.(*[]byte) = data.Materialize()
+	return nil
+}
