@@ -7,6 +7,7 @@ import (
 	"math"
 	"net"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 	"unicode/utf8"
@@ -25,6 +26,7 @@ import (
 
 	"github.com/dodona-project/dodona/host/api"
 	"github.com/dodona-project/dodona/host/audit"
+	"github.com/dodona-project/dodona/host/delivery"
 	"github.com/dodona-project/dodona/host/refusal"
 	"github.com/dodona-project/dodona/host/rollout"
 	"github.com/dodona-project/dodona/host/service"
@@ -94,20 +96,24 @@ func newEdge(t *testing.T, options ...option) *edge {
 		alarms = append(alarms, fmt.Sprintf("%s has seen %d", r.Client, r.Seen))
 	}})
 	fatal(t, err)
-	rollouts := rollout.New(rollout.Options{Store: actions, Service: plane, Audit: ledger, Analyzer: analyzer{}, HostID: "h1"})
+	var deliveries *delivery.Controller
+	rollouts := rollout.New(rollout.Options{Store: actions, Service: plane, Audit: ledger, Analyzer: analyzer{}, HostID: "h1",
+		Ended: func(tx store.Tx, service string, end rollout.End) error { return deliveries.RolloutEnded(tx, service, end) }})
+	deliveries = delivery.New(delivery.Options{Store: actions, Plane: plane, Audit: ledger, Rollouts: rollouts, HostID: "h1", Tick: 10 * time.Millisecond})
 	stopping := make(chan struct{})
+	control := &api.ControlPlane{
+		Store: st, Audit: ledger, Plane: plane, Sessions: sessions, Feeds: feeds, Rollouts: rollouts, Delivery: deliveries,
+		Reports: service.NewReports(plane, rollouts, time.Now), Wall: time.Now, Stopping: stopping,
+		Strategy: func(_ context.Context, name string, _ *structpb.Struct) error {
+			if name != "round-robin" && name != "least-connections" {
+				return refusal.Field("strategy", "is unknown")
+			}
+			return nil
+		},
+	}
 	server, err := api.New(api.Options{
 		Dev: true, Health: health.NewServer(), Logger: hclog.NewNullLogger(),
-		ControlPlane: &api.ControlPlane{
-			Store: st, Audit: ledger, Plane: plane, Sessions: sessions, Feeds: feeds, Rollouts: rollouts,
-			Reports: service.NewReports(plane, rollouts, time.Now), Wall: time.Now, Stopping: stopping,
-			Strategy: func(_ context.Context, name string, _ *structpb.Struct) error {
-				if name != "round-robin" && name != "least-connections" {
-					return refusal.Field("strategy", "is unknown")
-				}
-				return nil
-			},
-		},
+		ControlPlane: control,
 		HostAdmin: &api.HostAdmin{HostID: "h1", Version: "test", Store: st, Sessions: sessions,
 			Plugins: func() []*donav1.PluginStatus { return []*donav1.PluginStatus{{Kind: "strategy", Name: "round-robin"}} },
 			Alarms:  func() []string { return nil }},
@@ -118,8 +124,10 @@ func newEdge(t *testing.T, options ...option) *edge {
 	served := make(chan struct{})
 	go func() { defer close(served); _ = server.Serve(listener) }()
 	ctx, cancel := context.WithCancel(context.Background())
-	swept := make(chan struct{})
-	go func() { defer close(swept); _ = sessions.Run(ctx) }()
+	var loops sync.WaitGroup
+	for _, run := range []func(context.Context) error{sessions.Run, control.EndShutOut, deliveries.Run} {
+		loops.Go(func() { _ = run(ctx) })
+	}
 	conn, err := grpc.NewClient(listener.Addr().String(), grpc.WithTransportCredentials(insecure.NewCredentials()))
 	fatal(t, err)
 	t.Cleanup(func() {
@@ -130,7 +138,7 @@ func newEdge(t *testing.T, options ...option) *edge {
 		server.Stop()
 		<-served
 		cancel()
-		<-swept
+		loops.Wait()
 		_ = st.Close()
 	})
 	return &edge{t, st, server, conn, donav1.NewControlPlaneClient(conn), donav1.NewHostAdminClient(conn), &alarms}
@@ -366,9 +374,9 @@ func badRows() (rows []row) {
 		unary("query: config", client.StartRollout, query(func(q *donav1.AnalysisQuery) {
 			q.Config = &structpb.Struct{Fields: map[string]*structpb.Value{"nope": structpb.NewBoolValue(true)}}
 		}), invalid, "analysis[0].config"),
-		unary("RegisterArtifact", client.RegisterArtifact, &donav1.RegisterArtifactRequest{}, codes.Unimplemented, ""),
 		unary("GetAttestation", client.GetAttestation, &donav1.AttestationRequest{}, codes.Unimplemented, ""),
 	)
+	rows = append(rows, deliveryRows()...)
 	// Operators that no client evaluates yet.
 	for n := range donav1.TargetingRule_Operator_name {
 		switch op := donav1.TargetingRule_Operator(n); op {
