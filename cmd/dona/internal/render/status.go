@@ -31,10 +31,19 @@ func (s Style) Status(reply *donav1.StatusReply) []string {
 	} else if len(c.GetQuarantinedVariants()) > 0 {
 		section([]string{"quarantined  " + s.Bad(list(c.GetQuarantinedVariants(), ""))})
 	}
+	if d := reply.GetDeployments(); len(d) > 0 {
+		section([]string{"deployment " + strings.TrimPrefix(DeploymentLine(c.GetService(), d[0]), Clean(c.GetService())+" ")})
+	}
 	section(s.variants(reply))
 	section(s.endpoints(c.GetEndpoints()))
 	section(s.Flags(c.GetFlags(), reply.GetExposures()))
 	section(s.Policy(reply))
+	if len(reply.GetIngresses()) > 0 {
+		section(s.Ingresses(reply.GetIngresses()))
+	}
+	if reply.GetShared() != nil {
+		section(s.Shared(reply))
+	}
 	for _, a := range reply.GetWatchers().GetRejected() {
 		section([]string{s.Warn(fmt.Sprintf("a watcher refused version %d: %s", a.GetVersion(), Clean(a.GetRejectedReason())))})
 	}
