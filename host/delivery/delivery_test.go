@@ -156,6 +156,34 @@ func TestListIsBounded(t *testing.T) {
 	})
 }
 
+// TestListLength: as many as are listed, and one more.
+func TestListLength(t *testing.T) {
+	w := newWorld(t)
+	w.release("1", "v1")
+	for n := 1; n <= limits.ListLen; n++ {
+		w.view(func(tx store.ReadTx) error {
+			if n < limits.ListLen {
+				return nil
+			}
+			list, err := w.d.Releases(tx, svc)
+			if err != nil || len(list) != limits.ListLen || list[limits.ListLen-1].Number != 1 {
+				t.Errorf("of %d releases %d are listed, %v", n, len(list), err)
+			}
+			return err
+		})
+		if _, err := w.d.CreateRelease(w.ctx, "local:dev", &donav1.CreateReleaseRequest{Service: svc, ArtifactId: "checkout:1", Variant: "v1"}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	w.view(func(tx store.ReadTx) error {
+		list, err := w.d.Releases(tx, svc)
+		if err != nil || len(list) != limits.ListLen || list[limits.ListLen-1].Number != 2 {
+			t.Errorf("of one more %d are listed, %v", len(list), err)
+		}
+		return err
+	})
+}
+
 func TestRecreate(t *testing.T) {
 	w := newWorld(t)
 	w.endpoints("v1", "eu", 2)

@@ -17,10 +17,10 @@ func newMetrics(reg prometheus.Registerer) *metrics {
 			Name: "dona_deployment_tick_failures_total", Help: "Looks at a deployment that the store made fail; the next tick tries again.",
 		}),
 		transitions: prometheus.NewCounterVec(prometheus.CounterOpts{
-			Name: "dona_deployment_transitions_total", Help: "Transitions that this host's ticks wrote, by the state they led to.",
+			Name: "dona_deployment_transitions_total", Help: "Transitions that this host's ticks wrote, by the state they led to. The end of a canary is counted as its rollout's.",
 		}, []string{"state"}),
 	}
-	for p := Running; p <= RolledBack; p++ {
+	for p := Running; p <= Failed; p++ {
 		m.transitions.WithLabelValues(p.String())
 	}
 	if reg != nil {

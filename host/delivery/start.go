@@ -2,13 +2,9 @@ package delivery
 
 import (
 	"context"
-	"crypto/rand"
-	"encoding/base32"
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"strings"
-	"time"
 
 	donav1 "github.com/dodona-project/dodona/proto/dona/v1"
 	statev1 "github.com/dodona-project/dodona/proto/state/v1"
@@ -109,7 +105,7 @@ func (c *Controller) Start(ctx context.Context, actor string, req *donav1.StartD
 			return nil, within("canary", err)
 		}
 	}
-	id := newID(c.o.WallClock())
+	id := rollout.NewID("d", c.o.WallClock())
 	var started, replaced *statev1.DeploymentState
 	err = c.o.Store.Update(ctx, store.Hard, func(tx store.Tx) (err error) {
 		replaced = nil
@@ -317,15 +313,4 @@ func (c *Controller) forget(tx store.Tx, svc string) error {
 		}
 	}
 	return nil
-}
-
-var idEncoding = base32.NewEncoding("0123456789abcdefghjkmnpqrstvwxyz").WithPadding(base32.NoPadding)
-
-// newID makes an id that sorts by time: 48 bits of milliseconds, then 72 random
-// bits, in base 32.
-func newID(now time.Time) string {
-	var b [15]byte
-	binary.BigEndian.PutUint64(b[:8], uint64(now.UnixMilli())<<16)
-	rand.Read(b[6:])
-	return "d" + idEncoding.EncodeToString(b[:])
 }

@@ -66,7 +66,7 @@ func (c *Controller) Prepare(ctx context.Context, req *donav1.StartRolloutReques
 	if err != nil {
 		return nil, err
 	}
-	return &Prepared{c: c, id: newID(c.o.WallClock()), req: req, away: away}, nil
+	return &Prepared{c: c, id: NewID("r", c.o.WallClock()), req: req, away: away}, nil
 }
 
 // Check says why Start would refuse at this revision; nil when it would not.
@@ -283,11 +283,11 @@ func startEntry(id string, req *donav1.StartRolloutRequest, actor string) audit.
 
 var idEncoding = base32.NewEncoding("0123456789abcdefghjkmnpqrstvwxyz").WithPadding(base32.NoPadding)
 
-// newID makes a rollout id that sorts by time: 48 bits of milliseconds, then 72
-// random bits, in base 32.
-func newID(now time.Time) string {
+// NewID makes an id that sorts by time: a letter for what it names, then 48 bits
+// of milliseconds and 72 random bits in base 32.
+func NewID(letter string, now time.Time) string {
 	var b [15]byte
 	binary.BigEndian.PutUint64(b[:8], uint64(now.UnixMilli())<<16)
 	rand.Read(b[6:])
-	return "r" + idEncoding.EncodeToString(b[:])
+	return letter + idEncoding.EncodeToString(b[:])
 }
