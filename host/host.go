@@ -138,7 +138,9 @@ func (h *Host) wire(ledger *audit.Log) (err error) {
 	h.rollouts = rollout.New(rollout.Options{
 		Store: actions, Service: h.plane, Audit: ledger, Analyzer: rollout.OverPlugins(measure, measure.OwnVerdict), HostID: h.id,
 		Heartbeat: h.config.Heartbeat, Logger: h.log, Registerer: h.metrics,
-		Ended: func(tx store.Tx, service string, end rollout.End) error { return h.delivery.RolloutEnded(tx, service, end) },
+		Ended: func(tx store.Tx, service string, end rollout.End) error {
+			return h.delivery.RolloutEnded(tx, service, end)
+		},
 	})
 	h.delivery = delivery.New(delivery.Options{
 		Store: actions, Plane: h.plane, Audit: ledger, Rollouts: h.rollouts, HostID: h.id, Logger: h.log, Registerer: h.metrics,

@@ -98,7 +98,9 @@ func newEdge(t *testing.T, options ...option) *edge {
 	fatal(t, err)
 	var deliveries *delivery.Controller
 	rollouts := rollout.New(rollout.Options{Store: actions, Service: plane, Audit: ledger, Analyzer: analyzer{}, HostID: "h1",
-		Ended: func(tx store.Tx, service string, end rollout.End) error { return deliveries.RolloutEnded(tx, service, end) }})
+		Ended: func(tx store.Tx, service string, end rollout.End) error {
+			return deliveries.RolloutEnded(tx, service, end)
+		}})
 	deliveries = delivery.New(delivery.Options{Store: actions, Plane: plane, Audit: ledger, Rollouts: rollouts, HostID: "h1", Tick: 10 * time.Millisecond})
 	stopping := make(chan struct{})
 	control := &api.ControlPlane{

@@ -110,14 +110,6 @@ func shutOut(ctx context.Context, err error) error {
 func (s *ControlPlane) EndShutOut(ctx context.Context) error {
 	notice := s.Store.Watch(ctx, service.SharedPrefix)
 	for {
-		select {
-		case <-ctx.Done():
-			return nil
-		case _, open := <-notice:
-			if !open {
-				return nil
-			}
-		}
 		for _, name := range s.watches.services() {
 			var shared *donav1.SharedService
 			if err := s.Store.View(ctx, func(tx store.ReadTx) (err error) {
@@ -125,6 +117,14 @@ func (s *ControlPlane) EndShutOut(ctx context.Context) error {
 				return err
 			}); err == nil {
 				s.watches.enforce(name, shared)
+			}
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case _, open := <-notice:
+			if !open {
+				return nil
 			}
 		}
 	}
