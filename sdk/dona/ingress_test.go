@@ -1,6 +1,7 @@
 package dona_test
 
 import (
+	"bufio"
 	"context"
 	"errors"
 	"fmt"
@@ -247,6 +248,55 @@ func TestIngressOutcomes(t *testing.T) {
 		}
 		return true
 	})
+}
+
+// TestIngressUpgrade: a connection that switches its protocol is passed on both
+// ways.
+func TestIngressUpgrade(t *testing.T) {
+	h := startHost(t)
+	echo := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		conn, buffered, err := http.NewResponseController(w).Hijack()
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		defer func() { _ = conn.Close() }()
+		_, _ = io.WriteString(conn, "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: echo\r\n\r\n")
+		line, _ := buffered.ReadString('\n')
+		_, _ = io.WriteString(conn, "echo "+line)
+	}))
+	t.Cleanup(echo.Close)
+	h.publish(snapshotOf(1, instance("a", echo.Listener.Addr().String(), "eu")))
+	h.route(&donav1.Ingress{Service: "checkout", Host: "a", PathPrefix: "/"})
+	i, _ := newIngress(t, h, dona.IngressConfig{})
+	front := httptest.NewServer(i)
+	t.Cleanup(front.Close)
+	conn, err := net.Dial("tcp", front.Listener.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = conn.Close() }()
+	_ = conn.SetDeadline(time.Now().Add(30 * time.Second))
+	if _, err := io.WriteString(conn, "GET / HTTP/1.1\r\nHost: a\r\nConnection: Upgrade\r\nUpgrade: echo\r\n\r\n"); err != nil {
+		t.Fatal(err)
+	}
+	read := bufio.NewReader(conn)
+	resp, err := http.ReadResponse(read, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = resp.Body.Close() }()
+	if resp.StatusCode != http.StatusSwitchingProtocols {
+		t.Fatalf("the answer is %v", resp)
+	}
+	if _, err := io.WriteString(conn, "hello\n"); err != nil {
+		t.Fatal(err)
+	}
+	if line, err := read.ReadString('\n'); err != nil || line != "echo hello\n" {
+		t.Errorf("the other side says %q, %v", line, err)
+	}
+	_ = conn.Close()
+	until(t, "the call is reported", func() bool { return calls(h) == 1 })
 }
 
 // TestIngressRulesChange: rules come and go, and stay as they are while no host

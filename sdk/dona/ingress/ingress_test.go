@@ -158,3 +158,27 @@ func score(r ingress.Rule, host, path string) int {
 	}
 	return h*100 + len(r.PathPrefix)
 }
+
+// FuzzResolve: whatever is asked, the answer is a rule of the table that covers
+// the host, and a request for a rule's own host and prefix gets that rule.
+func FuzzResolve(f *testing.F) {
+	f.Add("shop.example.com", "/api", "a.example.com:80", "/api/../x")
+	f.Add("*.example.com", "/", "a..example.com", "//")
+	f.Fuzz(func(t *testing.T, host, prefix, asked, path string) {
+		rules := []ingress.Rule{rule("one", host, prefix), rule("two", "*.example.com", "/"), rule("three", "x.example.com", "/x")}
+		table, err := ingress.New(rules)
+		if (ingress.CheckHost(host) != nil || ingress.CheckPrefix(prefix) != nil) && err == nil {
+			t.Fatalf("the rule %q %q is taken", host, prefix)
+		}
+		got, found := table.Resolve(asked, path)
+		if found && !slices.ContainsFunc(table.Rules(), func(r ingress.Rule) bool { return r.Service == got.Service && r.Host == got.Host }) {
+			t.Fatalf("%q %q gives %v", asked, path, got)
+		}
+		for _, r := range table.Rules() {
+			own := strings.Replace(r.Host, "*", "zzz", 1)
+			if best, found := table.Resolve(own, r.PathPrefix); !found || score(best, own, r.PathPrefix) < score(r, own, r.PathPrefix) {
+				t.Fatalf("%q %q gives %v, %v: worse than the rule itself", own, r.PathPrefix, best, found)
+			}
+		}
+	})
+}
