@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"sync"
 	"time"
 
 	donav1 "github.com/dodona-project/dodona/proto/dona/v1"
@@ -45,7 +46,10 @@ type Controller struct {
 	wake    chan struct{} // one slot: look again now
 }
 
-const defaultTick = time.Second
+const (
+	defaultTick = time.Second
+	maxLooks    = 64 // deployments looked at side by side
+)
 
 // New returns a controller. It does nothing by itself until Run.
 func New(o Options) *Controller {
@@ -77,7 +81,8 @@ func (c *Controller) Run(ctx context.Context) error {
 	}
 }
 
-// Tick looks at every live deployment once, as Run does at each tick.
+// Tick looks at every live deployment once, as Run does at each tick, and returns
+// when all are looked at.
 func (c *Controller) Tick(ctx context.Context) {
 	var entries []store.Entry
 	err := c.o.Store.View(ctx, func(tx store.ReadTx) (err error) {
@@ -89,14 +94,19 @@ func (c *Controller) Tick(ctx context.Context) {
 		return
 	}
 	c.metrics.live.Set(float64(len(entries)))
+	// A plugin that answers late delays its own deployment and no other.
+	var looks sync.WaitGroup
+	seats := make(chan struct{}, maxLooks)
 	for _, e := range entries {
-		if ctx.Err() != nil {
-			return
-		}
-		if err := c.tick(ctx, e.Member); err != nil {
-			c.failed(ctx, e.Member, err)
-		}
+		seats <- struct{}{}
+		looks.Go(func() {
+			defer func() { <-seats }()
+			if err := c.tick(ctx, e.Member); err != nil {
+				c.failed(ctx, e.Member, err)
+			}
+		})
 	}
+	looks.Wait()
 }
 
 func (c *Controller) failed(ctx context.Context, service string, err error) {

@@ -417,7 +417,24 @@ func TestBlockedMeanwhile(t *testing.T) {
 			t.Errorf("%s: the weights are %s", strategy, w.weights())
 		}
 	}
+	// One that says so takes the place of the rollout.
 	w := newWorld(t)
+	w.endpoints("v1", "eu", 1)
+	byHand(w)
+	r := w.release("2", "v2")
+	_, err := w.d.Start(w.ctx, "local:dev", deployment(r, recreate))
+	refused(t, "beside a rollout", err, refusal.Precondition, "release_id")
+	_, err = w.d.Start(w.ctx, "local:dev", deployment(r, canary))
+	refused(t, "a canary beside a rollout", err, refusal.Precondition, "canary.service")
+	w.start(deployment(r, canary, func(r *donav1.StartDeploymentRequest) { r.Canary.Supersede = true }))
+	w.endpoints("v2", "eu", 1)
+	w.tick()
+	w.is(donav1.Deployment_STATE_RUNNING, "")
+	if st := w.rollout(); st.CanaryVariant != "v2" || !strings.HasSuffix(w.kinds(), "deployment.start rollout.supersede rollout.start") {
+		t.Errorf("the rollout is %v, the chain %s", st, w.kinds())
+	}
+
+	w = newWorld(t)
 	w.endpoints("v1", "eu", 1)
 	w.start(deployment(w.release("2", "v2"), recreate))
 	w.update(func(tx store.Tx) error { return w.plane.Quarantine(tx, svc, "v2", "r0", "it was bad") })
