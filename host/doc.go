@@ -6,12 +6,14 @@
 //	app SDK ──RegisterEndpoint──▶ api ─▶ session ─┐
 //	app SDK ──ReportStats───────▶ api ─▶ service ─┼─▶ store: one transaction holds the change
 //	operator ──SetFlag, …───────▶ api ─▶ service ─┤        and its audit entry
-//	operator ──StartRollout─────▶ api ─▶ rollout ─┘          │ notice: look again
+//	operator ──StartRollout─────▶ api ─▶ rollout ─┤          │ notice: look again
+//	operator ──StartDeployment──▶ api ─▶ delivery ┘          │
 //	                                                         ▼
 //	SDK picker ◀─WatchConfig── api ◀── snapshot: build ▶ checksum ▶ encode once ▶ fan out
 //
 //	rollout: every second, Step(state, evidence, now) ──▶ weights, quarantine ──▶ store
 //	             └─ Analyzer ──▶ plugins ──▶ analysis process (measures a signal)
+//	delivery: every second, Step(state, evidence, now) ──▶ weights, or the start of a rollout ──▶ store
 //	service.Planner ─ Compiler ─▶ plugins ──▶ strategy process (compiles a plan) ──▶ store
 //
 // The packages, from the bottom up:
@@ -21,8 +23,10 @@
 //   - audit: the hash chain, appended in the transaction that acts
 //   - session: leases by stream and heartbeat, fences of reports
 //   - snapshot: versioned feeds to any number of watchers
-//   - service: endpoints, flags, weights, policy, plans; builds the snapshot
+//   - service: endpoints, flags, weights, policy, plans, ingress, sharing; builds
+//     the snapshot
 //   - rollout: windows, the pure Step, the controller
+//   - delivery: artifacts, releases, deployments; a pure Step and a controller too
 //   - api: gRPC at the edge; the only one that knows transport codes
 //   - config: settings; host: this wiring
 //

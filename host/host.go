@@ -26,6 +26,7 @@ import (
 	"github.com/dodona-project/dodona/host/api"
 	"github.com/dodona-project/dodona/host/audit"
 	"github.com/dodona-project/dodona/host/config"
+	"github.com/dodona-project/dodona/host/delivery"
 	"github.com/dodona-project/dodona/host/rollout"
 	"github.com/dodona-project/dodona/host/service"
 	"github.com/dodona-project/dodona/host/session"
@@ -57,6 +58,8 @@ type Host struct {
 	sessions *session.Registry
 	feeds    *snapshot.Feeds
 	rollouts *rollout.Controller
+	delivery *delivery.Controller
+	control  *api.ControlPlane
 	planner  *service.Planner
 	strategy *strategies
 	grpc     *grpc.Server
@@ -138,16 +141,23 @@ func (h *Host) wire(ledger *audit.Log) (err error) {
 	h.rollouts = rollout.New(rollout.Options{
 		Store: actions, Service: h.plane, Audit: ledger, Analyzer: rollout.OverPlugins(measure, measure.OwnVerdict), HostID: h.id,
 		Heartbeat: h.config.Heartbeat, Logger: h.log, Registerer: h.metrics,
+		Ended: func(tx store.Tx, service string, end rollout.End) error {
+			return h.delivery.RolloutEnded(tx, service, end)
+		},
+	})
+	h.delivery = delivery.New(delivery.Options{
+		Store: actions, Plane: h.plane, Audit: ledger, Rollouts: h.rollouts, HostID: h.id, Logger: h.log, Registerer: h.metrics,
 	})
 	h.health = health.NewServer()
 	h.health.SetServingStatus("", grpc_health_v1.HealthCheckResponse_NOT_SERVING)
+	h.control = &api.ControlPlane{
+		Store: h.store, Audit: ledger, Plane: h.plane, Sessions: h.sessions, Feeds: h.feeds, Rollouts: h.rollouts, Delivery: h.delivery,
+		Reports:  service.NewReports(h.plane, h.rollouts, time.Now),
+		Strategy: h.strategy.check, Wall: time.Now, Stopping: h.stopping,
+	}
 	h.grpc, err = api.New(api.Options{
 		Dev: h.config.Dev, Health: h.health, Logger: h.log.Named("api"), Registerer: h.metrics,
-		ControlPlane: &api.ControlPlane{
-			Store: h.store, Audit: ledger, Plane: h.plane, Sessions: h.sessions, Feeds: h.feeds, Rollouts: h.rollouts,
-			Reports:  service.NewReports(h.plane, h.rollouts, time.Now),
-			Strategy: h.strategy.check, Wall: time.Now, Stopping: h.stopping,
-		},
+		ControlPlane: h.control,
 		HostAdmin: &api.HostAdmin{
 			HostID: h.id, Version: Version, Store: h.store, Actions: actions, Audit: ledger, Sessions: h.sessions,
 			Plugins: h.plugins, Alarms: h.rewound.list, Stopping: h.stopping,
@@ -189,6 +199,8 @@ func (h *Host) Run(ctx context.Context) error {
 	}
 	loop("sessions", h.sessions.Run)
 	loop("rollouts", h.rollouts.Run)
+	loop("deployments", h.delivery.Run)
+	loop("sharing", h.control.EndShutOut)
 	loop("planner", h.planner.Run)
 	loop("collector", h.collect)
 	loop("gap", h.closeGap)

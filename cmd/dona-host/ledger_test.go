@@ -27,6 +27,19 @@ type ledger struct {
 	newest      string // id of the newest rollout
 	quarantined map[string]bool
 	decisions   map[string]int // entries by rule id
+
+	releases    map[string]string // variant by id
+	deployments map[string]*deployed
+	holder      string // who got all traffic at once; empty = weights are a rollout's
+	artifacts   int
+	ingresses   map[string]bool
+	shared      bool
+}
+
+// deployed is one deployment.
+type deployed struct {
+	state string
+	ends  int
 }
 
 // told is one rollout.
@@ -52,6 +65,7 @@ func readLedger(t *testing.T, tx store.ReadTx, log *audit.Log) *ledger {
 	l := &ledger{
 		flags: map[string]string{}, settings: map[string][]string{}, endpoints: map[string]string{},
 		rollouts: map[string]*told{}, quarantined: map[string]bool{}, decisions: map[string]int{},
+		releases: map[string]string{}, deployments: map[string]*deployed{}, ingresses: map[string]bool{},
 	}
 	for _, chain := range []string{"web", audit.HostChain} {
 		if _, err := log.Check(tx, chain); err != nil {
@@ -104,12 +118,43 @@ func (l *ledger) add(t *testing.T, kind string, d map[string]string) {
 		if l.rollouts[d["id"]] != nil {
 			t.Errorf("audit: rollout %s started twice", d["id"])
 		}
-		l.newest = d["id"]
+		l.newest, l.holder = d["id"], ""
 		l.rollouts[d["id"]] = &told{canary: d["canary"], stable: d["stable"], entries: 1, state: donav1.RolloutStatus_STATE_PENDING}
+	case "artifact.register":
+		l.artifacts++
+	case "release.create":
+		l.releases[d["id"]] = d["variant"]
+	case "deployment.start", "deployment.end":
+		l.deploy(t, kind, d)
+	case "ingress.set", "ingress.delete":
+		l.ingresses[d["host"]+d["path_prefix"]] = kind == "ingress.set"
+	case "shared.set", "shared.delete":
+		l.shared = kind == "shared.set"
 	default:
 		if strings.HasPrefix(kind, "rollout.") {
 			l.move(t, kind, d)
 		}
+	}
+}
+
+func (l *ledger) deploy(t *testing.T, kind string, d map[string]string) {
+	t.Helper()
+	have := l.deployments[d["id"]]
+	if kind == "deployment.start" {
+		if have != nil || l.releases[d["release_id"]] == "" {
+			t.Errorf("audit: deployment %s of %s: known is %+v", d["id"], d["release_id"], have)
+		}
+		l.deployments[d["id"]] = &deployed{state: d["state"]}
+		return
+	}
+	if have == nil || have.ends > 0 {
+		t.Errorf("audit: deployment %s ends, known is %+v", d["id"], have)
+		return
+	}
+	have.state = d["state"]
+	have.ends++
+	if d["state"] == "SUCCEEDED" && d["strategy"] != "CANARY" {
+		l.holder = l.releases[d["release_id"]]
 	}
 }
 
@@ -194,6 +239,55 @@ func (l *ledger) agrees(t *testing.T, tx store.ReadTx) {
 		t.Errorf("quarantine: the record says %v, the audit chain %v", quarantined, l.quarantined)
 	}
 	l.rolloutAgrees(t, tx, members("rollout/live"))
+	l.deliveryAgrees(t, tx, members)
+}
+
+func (l *ledger) deliveryAgrees(t *testing.T, tx store.ReadTx, members func(string) []string) {
+	t.Helper()
+	var totals statev1.Delivery
+	if _, err := store.Load(tx, "svc/web/delivery", &totals); err != nil {
+		t.Fatal(err)
+	}
+	if a, r := len(members("svc/web/artifact")), len(members("svc/web/release")); a != l.artifacts || r != len(l.releases) || int(totals.Artifacts) != a || int(totals.Releases) != r {
+		t.Errorf("%d artifacts and %d releases are there, counted as %v; the audit chain tells of %d and %d", a, r, &totals, l.artifacts, len(l.releases))
+	}
+	live := ""
+	for _, id := range members("svc/web/deployment") {
+		var d statev1.DeploymentState
+		if _, err := store.Load(tx, "svc/web/deployment/"+id, &d); err != nil {
+			t.Fatal(err)
+		}
+		state := strings.TrimPrefix(d.State.String(), "STATE_")
+		told := l.deployments[id]
+		if state == "RUNNING" && told != nil && told.state == "WAITING" {
+			state = "WAITING" // that it runs is told by its rollout's start
+			if r := l.rollouts[d.RolloutId]; r == nil || r.ends > 0 {
+				t.Errorf("deployment %s follows the rollout %s, the audit chain says %+v", id, d.RolloutId, r)
+			}
+		}
+		if told == nil || told.state != state {
+			t.Errorf("deployment %s is %s, the audit chain says %+v", id, state, told)
+			continue
+		}
+		if told.ends == 0 {
+			live = id
+		}
+	}
+	if totals.LiveDeployment != live || slices.Equal(members("deployment/live"), []string{"web"}) != (live != "") {
+		t.Errorf("the live deployment is %q, recorded as %q, indexed are %v", live, totals.LiveDeployment, members("deployment/live"))
+	}
+	rules := 0
+	for _, there := range l.ingresses {
+		if there {
+			rules++
+		}
+	}
+	if n := len(members("svc/web/ingress")); n != rules {
+		t.Errorf("%d ingress rules are there, the audit chain tells of %d", n, rules)
+	}
+	if rec, err := tx.Get("shared/web"); err != nil || rec.Exists() != l.shared {
+		t.Errorf("shared is %v, the audit chain says %v, %v", rec.Exists(), l.shared, err)
+	}
 }
 
 func (l *ledger) rolloutAgrees(t *testing.T, tx store.ReadTx, live []string) {
@@ -207,8 +301,16 @@ func (l *ledger) rolloutAgrees(t *testing.T, tx store.ReadTx, live []string) {
 		t.Fatal(err)
 	}
 	want := l.rollouts[l.newest]
+	if l.holder != "" {
+		if len(w.Weights) == 0 || w.Weights[0].Variant != l.holder || w.Weights[0].Weight != 100 || w.RolloutId != "" || len(live) > 0 {
+			t.Errorf("the audit chain gives all traffic to %s: the weights are %v, live are %v", l.holder, &w, live)
+		}
+		return
+	}
 	if want == nil {
-		if r.Id != "" || len(w.Weights) > 0 || len(live) > 0 {
+		// A deployment keeps the traffic where it is before its rollout begins.
+		kept := len(l.deployments) > 0 && len(w.Weights) == 2 && w.Weights[0].Weight == 0 && w.Weights[1].Weight == 100
+		if r.Id != "" || len(w.Weights) > 0 && !kept || len(live) > 0 {
 			t.Errorf("the audit chain knows no rollout: the record says %v, the weights %v, live are %v", &r, &w, live)
 		}
 		return

@@ -26,6 +26,7 @@ import (
 
 	"github.com/dodona-project/dodona/host/api"
 	"github.com/dodona-project/dodona/host/audit"
+	"github.com/dodona-project/dodona/host/delivery"
 	"github.com/dodona-project/dodona/host/refusal"
 	"github.com/dodona-project/dodona/host/rollout"
 	"github.com/dodona-project/dodona/host/service"
@@ -98,22 +99,28 @@ func newEdge(t *testing.T, options ...option) *edge {
 		alarms = append(alarms, fmt.Sprintf("%s has seen %d", r.Client, r.Seen))
 	}})
 	fatal(t, err)
-	rollouts := rollout.New(rollout.Options{Store: actions, Service: plane, Audit: ledger, Analyzer: analyzer{}, HostID: "h1"})
+	var deliveries *delivery.Controller
+	rollouts := rollout.New(rollout.Options{Store: actions, Service: plane, Audit: ledger, Analyzer: analyzer{}, HostID: "h1",
+		Ended: func(tx store.Tx, service string, end rollout.End) error {
+			return deliveries.RolloutEnded(tx, service, end)
+		}})
+	deliveries = delivery.New(delivery.Options{Store: actions, Plane: plane, Audit: ledger, Rollouts: rollouts, HostID: "h1", Tick: 10 * time.Millisecond})
 	stopping := make(chan struct{})
 	stop := sync.OnceFunc(func() { close(stopping) })
 	fake := newFakePlugins()
+	control := &api.ControlPlane{
+		Store: st, Audit: ledger, Plane: plane, Sessions: sessions, Feeds: feeds, Rollouts: rollouts, Delivery: deliveries,
+		Reports: service.NewReports(plane, rollouts, time.Now), Wall: time.Now, Stopping: stopping,
+		Strategy: func(_ context.Context, name string, _ *structpb.Struct) error {
+			if name != "round-robin" && name != "least-connections" {
+				return refusal.Field("strategy", "is unknown")
+			}
+			return nil
+		},
+	}
 	server, err := api.New(api.Options{
 		Dev: true, Health: health.NewServer(), Logger: hclog.NewNullLogger(),
-		ControlPlane: &api.ControlPlane{
-			Store: st, Audit: ledger, Plane: plane, Sessions: sessions, Feeds: feeds, Rollouts: rollouts,
-			Reports: service.NewReports(plane, rollouts, time.Now), Wall: time.Now, Stopping: stopping,
-			Strategy: func(_ context.Context, name string, _ *structpb.Struct) error {
-				if name != "round-robin" && name != "least-connections" {
-					return refusal.Field("strategy", "is unknown")
-				}
-				return nil
-			},
-		},
+		ControlPlane: control,
 		HostAdmin: &api.HostAdmin{HostID: "h1", Version: "test", Store: st, Actions: actions, Audit: ledger, Sessions: sessions,
 			Plugins: fake, Alarms: func() []string { return nil }, Stopping: stopping},
 	})
@@ -123,8 +130,10 @@ func newEdge(t *testing.T, options ...option) *edge {
 	served := make(chan struct{})
 	go func() { defer close(served); _ = server.Serve(listener) }()
 	ctx, cancel := context.WithCancel(context.Background())
-	swept := make(chan struct{})
-	go func() { defer close(swept); _ = sessions.Run(ctx) }()
+	var loops sync.WaitGroup
+	for _, run := range []func(context.Context) error{sessions.Run, control.EndShutOut, deliveries.Run} {
+		loops.Go(func() { _ = run(ctx) })
+	}
 	conn, err := grpc.NewClient(listener.Addr().String(), grpc.WithTransportCredentials(insecure.NewCredentials()))
 	fatal(t, err)
 	t.Cleanup(func() {
@@ -135,7 +144,7 @@ func newEdge(t *testing.T, options ...option) *edge {
 		server.Stop()
 		<-served
 		cancel()
-		<-swept
+		loops.Wait()
 		_ = st.Close()
 	})
 	return &edge{t, st, server, conn, donav1.NewControlPlaneClient(conn), donav1.NewHostAdminClient(conn), &alarms, fake, stop}
@@ -371,9 +380,9 @@ func badRows() (rows []row) {
 		unary("query: config", client.StartRollout, query(func(q *donav1.AnalysisQuery) {
 			q.Config = &structpb.Struct{Fields: map[string]*structpb.Value{"nope": structpb.NewBoolValue(true)}}
 		}), invalid, "analysis[0].config"),
-		unary("RegisterArtifact", client.RegisterArtifact, &donav1.RegisterArtifactRequest{}, codes.Unimplemented, ""),
 		unary("GetAttestation", client.GetAttestation, &donav1.AttestationRequest{}, codes.Unimplemented, ""),
 	)
+	rows = append(rows, deliveryRows()...)
 	// Operators that no client evaluates yet.
 	for n := range donav1.TargetingRule_Operator_name {
 		switch op := donav1.TargetingRule_Operator(n); op {

@@ -6,6 +6,7 @@ import (
 	donav1 "github.com/dodona-project/dodona/proto/dona/v1"
 
 	"github.com/dodona-project/dodona/host/audit"
+	"github.com/dodona-project/dodona/host/delivery"
 	"github.com/dodona-project/dodona/host/limits"
 	"github.com/dodona-project/dodona/host/refusal"
 	"github.com/dodona-project/dodona/host/rollout"
@@ -27,9 +28,12 @@ type ControlPlane struct {
 	Sessions *session.Registry
 	Feeds    *snapshot.Feeds
 	Rollouts *rollout.Controller
+	Delivery *delivery.Controller
 	Strategy service.PluginCheck // judges a strategy plugin's name and config
 	Wall     Clock
 	Stopping <-chan struct{} // closed when streams have to move to another host
+
+	watches watches
 }
 
 // WatchConfig streams a service's snapshots.
@@ -37,13 +41,18 @@ func (s *ControlPlane) WatchConfig(req *donav1.WatchConfigRequest, stream donav1
 	if err := checkWatch(req); err != nil {
 		return err
 	}
+	ctx, leave, err := s.admitWatch(stream.Context(), req)
+	if err != nil {
+		return err
+	}
+	defer leave()
 	sub, err := s.Feeds.Subscribe(req.Service, snapshot.Watcher{
 		Client: req.ClientId, LastVersion: req.LastVersion, LastChecksum: req.LastChecksum, AcceptDelta: req.AcceptDelta,
 	})
 	if err != nil {
 		return err
 	}
-	return s.Feeds.Serve(stream.Context(), stream, sub)
+	return shutOut(ctx, s.Feeds.Serve(ctx, stream, sub))
 }
 
 func checkWatch(req *donav1.WatchConfigRequest) error {

@@ -145,14 +145,7 @@ func checkEndpoint(b *donav1.EndpointHeartbeat) error {
 		return refusal.Field("labels", "has %d entries: allowed are at most %d", len(b.Labels), limits.Labels)
 	}
 	for key, value := range b.Labels {
-		at := fmt.Sprintf("labels[%s]", limits.Quote(key))
-		if key == "" || len(key) > limits.LabelKeyLen {
-			return refusal.Field(at, "has a key of %d bytes: allowed are 1 to %d", len(key), limits.LabelKeyLen)
-		}
-		if err := refusal.Check(at, limits.Text(key, limits.LabelKeyLen)); err != nil {
-			return err
-		}
-		if err := refusal.Check(at, limits.Text(value, limits.LabelValueLen)); err != nil {
+		if err := refusal.Check(fmt.Sprintf("labels[%s]", limits.Quote(key)), limits.Label(key, value)); err != nil {
 			return err
 		}
 	}

@@ -54,6 +54,9 @@ func (s *ControlPlane) status(ctx context.Context, name string, before *service.
 		if reply.Policy, err = s.Plane.Policy(tx, name); err != nil {
 			return err
 		}
+		if err := s.delivered(tx, name, reply); err != nil {
+			return err
+		}
 		plan, err := s.Plane.Plan(tx, name)
 		if err != nil {
 			return err

@@ -52,6 +52,18 @@ const (
 	AttributeLen    = 128
 	ValueLen        = 1 << 10
 	PluginConfigLen = 64 << 10
+
+	ArtifactsPerService = 10_000
+	ReleasesPerService  = 10_000
+	DeploymentsKept     = 20 // of a service, the live one included; older ended ones are in the audit log only
+	ReleaseConfigKeyLen = 128
+	ReleaseConfigLen    = 64 << 10 // keys and values of one release together
+	MaxReadySeconds     = 24 * 60 * 60
+	ListLen             = 1_000   // items that one answer lists, the newest first
+	ListBytes           = 4 << 20 // or as many as fit
+	IngressesPerService = 100
+	PathPrefixLen       = 1 << 10 // as sdk/dona/ingress has it
+	ConsumersPerService = 500     // an audit entry names them all
 )
 
 // Service checks a service name: [a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?
@@ -97,6 +109,34 @@ func name(s, also string) error {
 
 func alnum(c byte) bool {
 	return c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z' || c >= '0' && c <= '9'
+}
+
+// Version checks an artifact's version: [A-Za-z0-9][A-Za-z0-9._+-]{0,127}
+func Version(s string) error { return name(s, "+") }
+
+// Digest checks sha256: and 64 hex digits.
+func Digest(s string) error {
+	hex, ok := strings.CutPrefix(s, "sha256:")
+	ok = ok && len(hex) == 64
+	for i := 0; ok && i < len(hex); i++ {
+		c := hex[i]
+		ok = c >= '0' && c <= '9' || c >= 'a' && c <= 'f' || c >= 'A' && c <= 'F'
+	}
+	if !ok {
+		return fmt.Errorf("is %s: allowed is sha256: and 64 hex digits", quoteOrEmpty(s))
+	}
+	return nil
+}
+
+// Label checks one label.
+func Label(key, value string) error {
+	if key == "" || len(key) > LabelKeyLen {
+		return fmt.Errorf("has a key of %d bytes: allowed are 1 to %d", len(key), LabelKeyLen)
+	}
+	if err := Text(key, LabelKeyLen); err != nil {
+		return err
+	}
+	return Text(value, LabelValueLen)
 }
 
 // Address checks host:port, the host a DNS name or an IP address of at most 253

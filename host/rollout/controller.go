@@ -49,6 +49,18 @@ type Options struct {
 	Tick       time.Duration         // between two looks at a rollout; 0 = 1 s
 	WallClock  func() time.Time      // nil = time.Now; never used for dwell or freshness
 	Registerer prometheus.Registerer // nil = no metrics
+
+	// Ended is told of each end inside the transaction that writes it, so that
+	// what follows a rollout ends with it. An error stops the end: it must be one
+	// of the store's, never an opinion.
+	Ended func(tx store.Tx, service string, end End) error
+}
+
+// End is how a rollout ended.
+type End struct {
+	ID     string
+	Phase  Phase // Promoted, RolledBack, Aborted or Superseded
+	Reason string
 }
 
 // Controller runs the rollouts of all services. Its methods may be called
@@ -306,7 +318,13 @@ func (c *Controller) commit(tx store.Tx, service string, s *scene, d Decision, a
 			return nil, err
 		}
 	}
-	return next, c.o.Audit.Append(tx, service, transitionEntry(s, d, next, actor))
+	if err := c.o.Audit.Append(tx, service, transitionEntry(s, d, next, actor)); err != nil {
+		return nil, err
+	}
+	if !d.Next.Phase.Live() && c.o.Ended != nil {
+		return next, c.o.Ended(tx, service, End{ID: d.Next.ID, Phase: d.Next.Phase, Reason: d.Next.Reason})
+	}
+	return next, nil
 }
 
 // split is the weights of a state: the canary first, so that its growing share

@@ -31,21 +31,83 @@ import (
 // when the canary is quarantined and retry is not set; Unavailable when a
 // provider that was never seen cannot say whether it takes the config.
 func (c *Controller) Start(ctx context.Context, actor string, req *donav1.StartRolloutRequest) error {
-	if err := CheckStart(req); err != nil {
-		return err
-	}
-	away, err := c.checkProviders(ctx, req)
+	p, err := c.Prepare(ctx, req)
 	if err != nil {
 		return err
 	}
-	id := newID(c.o.WallClock())
 	err = c.o.Store.Update(ctx, store.Hard, func(tx store.Tx) error {
-		return c.start(tx, actor, id, req, away)
+		_, err := p.Start(tx, actor)
+		return err
 	})
 	if err == nil {
 		c.again()
 	}
 	return err
+}
+
+// Prepared is a request to start a rollout of which everything is checked but
+// what the state allows. Whoever starts a rollout as a part of something larger
+// starts it inside his own transaction.
+type Prepared struct {
+	c    *Controller
+	id   string
+	req  *donav1.StartRolloutRequest
+	away error // a plugin could not say whether it takes its query
+}
+
+// Prepare checks the request alone, and asks the plugins of its queries. Its
+// refusals are those of Start that no state decides. req must not change until
+// Start.
+func (c *Controller) Prepare(ctx context.Context, req *donav1.StartRolloutRequest) (*Prepared, error) {
+	if err := CheckStart(req); err != nil {
+		return nil, err
+	}
+	away, err := c.checkProviders(ctx, req)
+	if err != nil {
+		return nil, err
+	}
+	return &Prepared{c: c, id: NewID("r", c.o.WallClock()), req: req, away: away}, nil
+}
+
+// Check says why Start would refuse at this revision; nil when it would not.
+func (p *Prepared) Check(tx store.ReadTx) error {
+	s, same, err := p.look(tx)
+	if err != nil || same {
+		return err
+	}
+	if _, err := p.c.allowed(tx, s, p.req); err != nil {
+		return err
+	}
+	return p.away
+}
+
+// Start begins the rollout inside tx, which has to be a hard transaction, and
+// returns its id: that of the live rollout when it is the same one.
+func (p *Prepared) Start(tx store.Tx, actor string) (id string, err error) {
+	s, same, err := p.look(tx)
+	if err != nil {
+		return "", err
+	}
+	if same {
+		return s.state.ID, nil
+	}
+	return p.id, p.c.start(tx, actor, p.id, p.req, s, p.away)
+}
+
+// look reads the service's rollout, and whether it lives and is the one asked
+// for.
+func (p *Prepared) look(tx store.ReadTx) (s *scene, same bool, err error) {
+	if s, err = p.c.scene(tx, p.req.GetService()); err != nil || s == nil {
+		return nil, false, err
+	}
+	return s, s.state.Phase.Live() && proto.Equal(s.record.GetSpec(), specOf(p.req)), nil
+}
+
+// specOf is what a rollout keeps of its request: all that makes it the same.
+func specOf(req *donav1.StartRolloutRequest) *donav1.StartRolloutRequest {
+	spec := proto.CloneOf(req)
+	spec.Supersede, spec.Retry = false, false
+	return spec
 }
 
 // checkProviders asks each query's plugin whether it takes the query. away is
@@ -87,18 +149,8 @@ func violations(e *ConfigError) string {
 	return strings.Join(parts, "; ")
 }
 
-func (c *Controller) start(tx store.Tx, actor, id string, req *donav1.StartRolloutRequest, away error) error {
+func (c *Controller) start(tx store.Tx, actor, id string, req *donav1.StartRolloutRequest, s *scene, away error) error {
 	service := req.GetService()
-	spec := proto.CloneOf(req)
-	spec.Supersede, spec.Retry = false, false
-	s, err := c.scene(tx, service)
-	if err != nil {
-		return err
-	}
-	live := s != nil && s.state.Phase.Live()
-	if live && proto.Equal(s.record.GetSpec(), spec) {
-		return nil
-	}
 	lift, err := c.allowed(tx, s, req)
 	if err != nil {
 		return err
@@ -106,7 +158,7 @@ func (c *Controller) start(tx store.Tx, actor, id string, req *donav1.StartRollo
 	if away != nil {
 		return away
 	}
-	if live {
+	if s != nil && s.state.Phase.Live() {
 		s.evidence.Op, s.evidence.OpReason = Supersede, "replaced by rollout "+id
 		if _, err := c.commit(tx, service, s, Step(s.state, s.evidence, s.now), actor); err != nil {
 			return err
@@ -117,7 +169,7 @@ func (c *Controller) start(tx store.Tx, actor, id string, req *donav1.StartRollo
 			return err
 		}
 	}
-	return c.begin(tx, actor, id, spec, req)
+	return c.begin(tx, actor, id, specOf(req), req)
 }
 
 // allowed says whether the state allows the request, and whether the canary's
@@ -235,11 +287,11 @@ func startEntry(id string, req *donav1.StartRolloutRequest, actor string) audit.
 
 var idEncoding = base32.NewEncoding("0123456789abcdefghjkmnpqrstvwxyz").WithPadding(base32.NoPadding)
 
-// newID makes a rollout id that sorts by time: 48 bits of milliseconds, then 72
-// random bits, in base 32.
-func newID(now time.Time) string {
+// NewID makes an id that sorts by time: a letter for what it names, then 48 bits
+// of milliseconds and 72 random bits in base 32.
+func NewID(letter string, now time.Time) string {
 	var b [15]byte
 	binary.BigEndian.PutUint64(b[:8], uint64(now.UnixMilli())<<16)
 	rand.Read(b[6:])
-	return "r" + idEncoding.EncodeToString(b[:])
+	return letter + idEncoding.EncodeToString(b[:])
 }

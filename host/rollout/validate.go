@@ -30,6 +30,11 @@ func CheckStart(req *donav1.StartRolloutRequest) error {
 	if req.GetCanaryVariant() == req.GetStableVariant() {
 		return refusal.Field("canary_variant", "is %s, the same as stable_variant: allowed are two different variants", limits.Quote(req.GetCanaryVariant()))
 	}
+	return CheckPlan(req)
+}
+
+// CheckPlan is CheckStart without the service and the variants.
+func CheckPlan(req *donav1.StartRolloutRequest) error {
 	if err := checkSteps(req.GetSteps()); err != nil {
 		return err
 	}

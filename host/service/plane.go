@@ -279,6 +279,47 @@ func (p *Plane) Endpoints(tx store.ReadTx, service, variant string) (int, error)
 	return count(&head, variant, nil), nil
 }
 
+// Ensure makes the service, or keeps one that has nothing but endpoints from
+// leaving the list with the last of them.
+func (p *Plane) Ensure(tx store.Tx, service string) error {
+	var head statev1.ServiceHead
+	version, err := store.Load(tx, headKey(service), &head)
+	if err != nil || version != 0 && head.GetConfigured() {
+		return err
+	}
+	return p.touch(tx, service, change{configured: true})
+}
+
+// Variants lists the variants with endpoints that are not draining, sorted.
+func (p *Plane) Variants(tx store.ReadTx, service string) ([]string, error) {
+	var head statev1.ServiceHead
+	if _, err := store.Load(tx, headKey(service), &head); err != nil {
+		return nil, err
+	}
+	var variants []string
+	for _, c := range head.GetCells() { // sorted by variant
+		if c.Live > 0 && !slices.Contains(variants, c.Variant) {
+			variants = append(variants, c.Variant)
+		}
+	}
+	return variants, nil
+}
+
+// LegalIn counts the endpoints of a variant in one region that are not draining,
+// and says whether the policy allows the region.
+func (p *Plane) LegalIn(tx store.ReadTx, service, variant, region string) (endpoints int, allowed bool, err error) {
+	policy, err := p.Policy(tx, service)
+	if err != nil {
+		return 0, false, err
+	}
+	var head statev1.ServiceHead
+	if _, err := store.Load(tx, headKey(service), &head); err != nil {
+		return 0, false, err
+	}
+	regions := policy.GetResidency().GetAllowedRegions()
+	return count(&head, variant, []string{region}), len(regions) == 0 || slices.Contains(regions, region), nil
+}
+
 // Policy reads the service's policy; an empty one when none is set.
 func (p *Plane) Policy(tx store.ReadTx, service string) (*donav1.ServicePolicy, error) {
 	var rec statev1.Policy

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log"
+	"net/http"
 	"time"
 
 	donav1 "github.com/dodona-project/dodona/proto/dona/v1"
@@ -96,4 +97,26 @@ func ExampleExplain() {
 	// pick: a at 10.0.0.1:80
 	//     ROUND_ROBIN among 1 of 1
 	// weight v1
+}
+
+// A server at the edge routes requests from outside by the ingress rules.
+func ExampleClient_Ingress() {
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	defer cancel()
+	client, err := dona.Dial(ctx, "127.0.0.1:7600", dona.WithCaller("edge", "eu-west"))
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer client.Close()
+	edge, err := client.Ingress(dona.IngressConfig{Request: func(r *http.Request) dona.Request {
+		return dona.Request{Attributes: []dona.Attribute{dona.String("language", r.Header.Get("Accept-Language"))}}
+	}})
+	if err != nil {
+		log.Fatal(err)
+	}
+	if err := edge.Ready(ctx); err != nil {
+		log.Fatal(err)
+	}
+	server := &http.Server{Addr: ":8080", Handler: edge, ReadHeaderTimeout: 5 * time.Second}
+	log.Fatal(server.ListenAndServe())
 }

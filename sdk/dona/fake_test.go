@@ -43,7 +43,9 @@ type fakeHost struct {
 	reportErr []error // answers to the next reports
 	refuse    error   // answer to registrations
 	heartbeat time.Duration
-	streams   context.Context // ends streams
+	routes    map[string][]*donav1.Ingress // by service; what its status says
+	statusErr error                        // answer to every question for one
+	streams   context.Context              // ends streams
 	cut       context.CancelFunc
 }
 

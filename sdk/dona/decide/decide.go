@@ -35,6 +35,9 @@ type Request struct {
 	// Regions, when not empty, are the only regions that may serve this request,
 	// on top of the service's own policy.
 	Regions []string
+	// IngressRegions, when not empty, are the only regions that the ingress rule
+	// allows by which the request came in, on top of all others.
+	IngressRegions []string
 	// Tried are ids of endpoints that are left out, usually because an attempt on
 	// them failed.
 	Tried []string
@@ -103,7 +106,7 @@ func (p *Program) decide(req *Request, trace *Trace) Result {
 		res.Kind, res.Err = KindUnavailable, err
 		return res
 	}
-	v := p.view(req.Regions)
+	v := p.view(req.Regions, req.IngressRegions)
 	res.View = v
 	if trace != nil {
 		trace.residency(p, v)

@@ -12,7 +12,8 @@ type DeniedError struct {
 	Policy    []string // regions of the service's policy; empty = any
 	RuleID    string   // of that policy
 	Requested []string // regions of the request; empty = any
-	Allowed   []string // in both
+	Ingress   []string // regions of the ingress rule; empty = any
+	Allowed   []string // in all of them
 }
 
 // Error names the regions in which an endpoint would have been legal.
@@ -20,12 +21,24 @@ func (e *DeniedError) Error() string {
 	if len(e.Allowed) > 0 {
 		return fmt.Sprintf("residency: no endpoint in %s (service %s)", strings.Join(e.Allowed, ", "), e.Service)
 	}
-	rule := ""
-	if e.RuleID != "" {
-		rule = ", rule " + e.RuleID
+	var lists []string
+	name := func(regions []string, whose string) {
+		if len(regions) > 0 {
+			lists = append(lists, strings.Join(regions, ", ")+" ("+whose+")")
+		}
 	}
-	return fmt.Sprintf("residency: no endpoint in both %s (policy%s) and %s (request): no region is in both (service %s)",
-		strings.Join(e.Policy, ", "), rule, strings.Join(e.Requested, ", "), e.Service)
+	policy := "policy"
+	if e.RuleID != "" {
+		policy += ", rule " + e.RuleID
+	}
+	name(e.Policy, policy)
+	name(e.Requested, "request")
+	name(e.Ingress, "ingress rule")
+	all := "all of"
+	if len(lists) == 2 {
+		all = "both"
+	}
+	return fmt.Sprintf("residency: no endpoint in %s %s: no region is in %s (service %s)", all, strings.Join(lists, " and "), strings.TrimSuffix(all, " of"), e.Service)
 }
 
 // UnavailableError says that no endpoint is usable for another reason than

@@ -103,7 +103,7 @@ func Compile(s *donav1.ConfigSnapshot, loads *plan.Loads) (*Program, error) {
 		return nil, err
 	}
 	loads.Retain(func(id string) bool { _, ok := c.ids[id]; return ok })
-	p.base = p.newView(nil)
+	p.base = p.newView(nil, nil)
 	p.views.Store(&map[uint64]*View{})
 	return p, nil
 }

@@ -77,6 +77,9 @@ func (t *Trace) residency(p *Program, v *View) {
 	if len(v.requested) > 0 {
 		detail = append(detail, "request allows "+strings.Join(v.requested, ", "))
 	}
+	if len(v.ingress) > 0 {
+		detail = append(detail, "ingress rule allows "+strings.Join(v.ingress, ", "))
+	}
 	draining := 0
 	for _, d := range p.details {
 		if d.weight == 0 {

@@ -14,10 +14,12 @@ import (
 // answered just as right, by tables made for the one request.
 const maxViews = 256
 
-// View is what residency leaves of a snapshot for one list of requested regions:
-// the legal endpoints by variant and how to choose among them.
+// View is what residency leaves of a snapshot for the regions that a request and
+// its ingress rule allow: the legal endpoints by variant and how to choose among
+// them.
 type View struct {
 	requested   []string
+	ingress     []string
 	allowed     []string // the intersection of the non-empty lists
 	constrained bool     // a list applied
 	legal       int      // endpoints in legal regions that do not drain
@@ -49,7 +51,7 @@ type refusal struct {
 }
 
 // Allowed returns the regions that may serve: the intersection of the policy and
-// the request. Empty without a constraint, or when nothing is in both. The caller
+// the request and its ingress rule. Empty without a constraint, or when nothing is in all. The caller
 // must not change it.
 func (v *View) Allowed() []string { return v.allowed }
 
@@ -58,33 +60,37 @@ func (v *View) Constrained() bool { return v.constrained }
 
 var viewSeed = maphash.MakeSeed()
 
-// view returns the view for a list of requested regions.
-func (p *Program) view(regions []string) *View {
-	if len(regions) == 0 {
+// view returns the view for the lists of a request and its ingress rule.
+func (p *Program) view(regions, ingress []string) *View {
+	if len(regions) == 0 && len(ingress) == 0 {
 		return p.base
 	}
 	var key uint64
 	for _, r := range regions {
 		key = key*0x9e3779b97f4a7c15 + maphash.String(viewSeed, r)
 	}
-	if v := (*p.views.Load())[key]; v != nil && slices.Equal(v.requested, regions) {
+	key = key<<1 | key>>63 // the lists are told apart
+	for _, r := range ingress {
+		key = key*0x9e3779b97f4a7c15 + maphash.String(viewSeed, r)
+	}
+	if v := (*p.views.Load())[key]; v != nil && v.is(regions, ingress) {
 		return v
 	}
-	return p.makeView(key, regions)
+	return p.makeView(key, regions, ingress)
 }
 
-func (p *Program) makeView(key uint64, regions []string) *View {
+func (v *View) is(regions, ingress []string) bool {
+	return slices.Equal(v.requested, regions) && slices.Equal(v.ingress, ingress)
+}
+
+func (p *Program) makeView(key uint64, regions, ingress []string) *View {
 	p.making.Lock()
 	defer p.making.Unlock()
 	held := *p.views.Load()
-	if v := held[key]; v != nil && slices.Equal(v.requested, regions) {
+	if v := held[key]; v != nil && v.is(regions, ingress) {
 		return v
 	}
-	own := make([]string, len(regions))
-	for i, r := range regions {
-		own[i] = strings.Clone(r)
-	}
-	v := p.newView(own)
+	v := p.newView(own(regions), own(ingress))
 	if held[key] == nil && len(held) < maxViews {
 		grown := maps.Clone(held)
 		grown[key] = v
@@ -93,10 +99,19 @@ func (p *Program) makeView(key uint64, regions []string) *View {
 	return v
 }
 
-func (p *Program) newView(requested []string) *View {
-	v := &View{requested: requested, only: -1, pools: make([]*pool, len(p.variants))}
-	v.constrained = len(p.policy) > 0 || len(requested) > 0
-	v.allowed = intersect(p.policy, requested)
+// own copies what may lie on the caller's stack.
+func own(regions []string) []string {
+	kept := make([]string, len(regions))
+	for i, r := range regions {
+		kept[i] = strings.Clone(r)
+	}
+	return kept
+}
+
+func (p *Program) newView(requested, ingress []string) *View {
+	v := &View{requested: requested, ingress: ingress, only: -1, pools: make([]*pool, len(p.variants))}
+	v.constrained = len(p.policy) > 0 || len(requested) > 0 || len(ingress) > 0
+	v.allowed = intersect(p.policy, requested, ingress)
 
 	members := make([][]int32, len(p.variants))
 	legal := make(map[string]bool, len(v.allowed))
@@ -139,7 +154,7 @@ func (p *Program) prepareErrors(v *View) {
 	v.nothing = refusal{KindUnavailable, unavailable("it has no endpoint that takes requests")}
 	if v.constrained {
 		v.nothing = refusal{KindDenied, &DeniedError{Service: p.service, Policy: p.policy, RuleID: p.ruleID,
-			Requested: v.requested, Allowed: v.allowed}}
+			Requested: v.requested, Ingress: v.ingress, Allowed: v.allowed}}
 	}
 	why := "each variant with an endpoint is quarantined"
 	if len(p.weights) > 0 {
@@ -150,17 +165,21 @@ func (p *Program) prepareErrors(v *View) {
 }
 
 // intersect returns what is in every non-empty list, in the order of the first.
-func intersect(policy, requested []string) []string {
-	switch {
-	case len(policy) == 0:
-		return requested
-	case len(requested) == 0:
-		return policy
-	}
-	var out []string
-	for _, r := range policy {
-		if slices.Contains(requested, r) {
-			out = append(out, r)
+func intersect(lists ...[]string) (out []string) {
+	first := true
+	for _, list := range lists {
+		switch {
+		case len(list) == 0: // allows any
+		case first:
+			out, first = list, false
+		default:
+			var both []string
+			for _, r := range out {
+				if slices.Contains(list, r) {
+					both = append(both, r)
+				}
+			}
+			out = both
 		}
 	}
 	return out

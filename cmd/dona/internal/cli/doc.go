@@ -79,10 +79,11 @@ func (a *app) run(ctx context.Context, args []string) int {
 func (a *app) style() render.Style { return render.Style{Color: a.screen.Color()} }
 
 func (a *app) root() *cobra.Command {
-	root := group("dona", "Operate a Dodona host: canary rollouts, flags, policy, status",
+	root := group("dona", "Operate a Dodona host: deliveries, canary rollouts, flags, policy, status",
 		a.statusCommand(), a.servicesCommand(), a.rolloutCommand(), a.flagCommand(), a.policyCommand(),
+		a.artifactCommand(), a.releaseCommand(), a.deployCommand(), a.ingressCommand(), a.shareCommand(),
 		a.pluginCommand(), a.bucketCommand(), a.explainCommand(), a.demoCommand(), a.demoServiceCommand(), a.versionCommand())
-	root.Long = `Operate a Dodona host: canary rollouts, flags, policy, status.
+	root.Long = `Operate a Dodona host: deliveries, canary rollouts, flags, policy, status.
 
 Exit codes: 0 ok, 1 the operation failed, 2 the command line is wrong,
 3 the configuration is wrong, 130 interrupted.`

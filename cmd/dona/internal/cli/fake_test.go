@@ -30,11 +30,13 @@ type fakeHost struct {
 	plays    map[string][]*donav1.StatusReply
 	plugins  []*donav1.PluginStatus
 	log      []*donav1.PluginLogLine // of every plugin
-	refuse   error                   // the answer to everything
-	silent   bool                    // no answer to anything
-	drops    int                     // watches that break after their first reply
-	last     proto.Message
-	version  uint64
+
+	delivered map[string]delivered
+	refuse    error // the answer to everything
+	silent    bool  // no answer to anything
+	drops     int   // watches that break after their first reply
+	last      proto.Message
+	version   uint64
 }
 
 func newFakeHost(t testing.TB) *fakeHost {
@@ -45,6 +47,7 @@ func newFakeHost(t testing.TB) *fakeHost {
 	f := &fakeHost{
 		address: listener.Addr().String(), version: 100,
 		services: map[string]*donav1.StatusReply{}, plays: map[string][]*donav1.StatusReply{},
+		delivered: map[string]delivered{},
 	}
 	server := grpc.NewServer(grpc.UnaryInterceptor(f.unary), grpc.StreamInterceptor(f.stream))
 	donav1.RegisterControlPlaneServer(server, f)

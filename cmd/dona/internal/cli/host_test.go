@@ -62,6 +62,7 @@ func freeAddresses(t *testing.T, n int) []string {
 // scripts have
 //
 //	eventually PATTERN dona ...   repeat until stdout matches
+//	serve SERVICE VARIANT REGION  an endpoint, until the script ends
 func TestAgainstTheHost(t *testing.T) {
 	if testing.Short() {
 		t.Skip("builds the host and runs it")
@@ -91,9 +92,26 @@ func TestAgainstTheHost(t *testing.T) {
 				return nil
 			},
 			Cmds: map[string]func(*testscript.TestScript, bool, []string){
-				"code": wantCode, "validjson": validJSON, "interrupt": scriptCommands["interrupt"], "eventually": eventually,
+				"code": wantCode, "validjson": validJSON, "interrupt": scriptCommands["interrupt"], "eventually": eventually, "serve": serve,
 			},
 		})
+	})
+}
+
+func serve(ts *testscript.TestScript, _ bool, args []string) {
+	stdin, hold := io.Pipe()
+	served := make(chan error, 1)
+	target := ts.Getenv("DONA_HOST")
+	go func() {
+		served <- demo.Serve(context.Background(), demo.Variant{
+			Target: target, Service: args[0], Name: args[1], Endpoints: 1, Region: args[2],
+		}, stdin)
+	}()
+	ts.Defer(func() {
+		_ = hold.Close()
+		if err := <-served; err != nil {
+			ts.Logf("the endpoint: %v", err)
+		}
 	})
 }
 

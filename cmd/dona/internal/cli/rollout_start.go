@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"github.com/dodona-project/dodona/cmd/dona/internal/render"
 	"github.com/dodona-project/dodona/host/limits"
@@ -55,6 +56,13 @@ dona.v1.AnalysisQuery, or an object with it under "analysis".`,
 	}
 	fl := cmd.Flags()
 	fl.StringVar(&f.canary, "canary", "", "the variant to introduce")
+	f.add(fl)
+	fl.BoolVarP(&f.watch, "watch", "w", false, "follow it to its end, as rollout watch does")
+	return cmd
+}
+
+// add gives a command the flags of a rollout, without those of its canary.
+func (f *startFlags) add(fl *pflag.FlagSet) {
 	fl.StringVar(&f.stable, "stable", "", "the variant that serves now")
 	fl.StringVar(&f.steps, "steps", "5,25,50,100", "percents of the steps, rising, the last is 100")
 	fl.DurationVar(&f.step, "step", 30*time.Second, "how long each step lasts, in whole seconds")
@@ -62,16 +70,25 @@ dona.v1.AnalysisQuery, or an object with it under "analysis".`,
 	fl.Uint32Var(&f.minRequests, "min-requests", 20, "judge no step on fewer requests")
 	fl.BoolVar(&f.supersede, "supersede", false, "replace a rollout of this service that is under way")
 	fl.BoolVar(&f.retry, "retry", false, "allow a canary that was rolled back before; lifts its quarantine")
-	fl.BoolVarP(&f.watch, "watch", "w", false, "follow it to its end, as rollout watch does")
 	f.queries.add(fl)
-	return cmd
 }
 
 func (f *startFlags) request(a *app, service string) (*donav1.StartRolloutRequest, error) {
-	for _, v := range []struct{ flag, variant string }{{"--canary", f.canary}, {"--stable", f.stable}} {
-		if err := limits.Name(v.variant); err != nil {
-			return nil, usage("%s %v", v.flag, err)
-		}
+	if err := limits.Name(f.canary); err != nil {
+		return nil, usage("--canary %v", err)
+	}
+	request, err := f.plan(a)
+	if err != nil {
+		return nil, err
+	}
+	request.Service, request.CanaryVariant = service, f.canary
+	return request, nil
+}
+
+// plan is the rollout without its service and canary.
+func (f *startFlags) plan(a *app) (*donav1.StartRolloutRequest, error) {
+	if err := limits.Name(f.stable); err != nil {
+		return nil, usage("--stable %v", err)
 	}
 	steps, err := parseSteps(f.steps)
 	if err != nil {
@@ -85,8 +102,7 @@ func (f *startFlags) request(a *app, service string) (*donav1.StartRolloutReques
 		return nil, err
 	}
 	return &donav1.StartRolloutRequest{
-		Service: service, CanaryVariant: f.canary, StableVariant: f.stable,
-		Steps: steps, StepSeconds: uint32(min(f.step/time.Second, 1<<31)),
+		StableVariant: f.stable, Steps: steps, StepSeconds: uint32(min(f.step/time.Second, 1<<31)),
 		MaxErrorPercent: f.maxError, MinRequests: f.minRequests, Analysis: analysis,
 		Supersede: f.supersede, Retry: f.retry,
 	}, nil

@@ -31,11 +31,20 @@ func (s Style) Status(reply *donav1.StatusReply) []string {
 	} else if len(c.GetQuarantinedVariants()) > 0 {
 		section([]string{"quarantined  " + s.Bad(list(c.GetQuarantinedVariants(), ""))})
 	}
+	if d := reply.GetDeployments(); len(d) > 0 {
+		section([]string{"deployment " + strings.TrimPrefix(DeploymentLine(c.GetService(), d[0]), Clean(c.GetService())+" ")})
+	}
 	section(s.variants(reply))
 	section(s.endpoints(c.GetEndpoints()))
 	section(s.Flags(c.GetFlags(), reply.GetExposures()))
 	section(s.exposures(reply.GetExposures()))
 	section(s.Policy(reply))
+	if len(reply.GetIngresses()) > 0 {
+		section(s.Ingresses(reply.GetIngresses()))
+	}
+	if reply.GetShared() != nil {
+		section(s.Shared(reply))
+	}
 	section(s.watchers(c.GetVersion(), reply.GetWatchers()))
 	if reply.GetAuditSequence() > 0 {
 		section([]string{s.Dim(fmt.Sprintf("audit: %d entries, head %s", reply.GetAuditSequence(), Clean(reply.GetAuditHead())))})

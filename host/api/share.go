@@ -1,0 +1,131 @@
+package api
+
+import (
+	"context"
+	"sync"
+
+	donav1 "github.com/dodona-project/dodona/proto/dona/v1"
+
+	"github.com/dodona-project/dodona/host/refusal"
+	"github.com/dodona-project/dodona/host/service"
+	"github.com/dodona-project/dodona/host/store"
+)
+
+// SetSharedService says who may watch a service, or that everyone may again.
+func (s *ControlPlane) SetSharedService(ctx context.Context, req *donav1.SetSharedServiceRequest) (*donav1.Empty, error) {
+	return &donav1.Empty{}, s.Plane.SetShared(ctx, actor(ctx), req)
+}
+
+// errNotShared does not say whether the service exists.
+var errNotShared = refusal.New(refusal.Denied, "this caller may not watch this service in its region: an operator shares it with dona share set")
+
+// watches are the open watches of this host by service, so that those that lose
+// their right can be ended. The zero value is ready.
+type watches struct {
+	mu   sync.Mutex
+	open map[string]map[*watch]struct{}
+}
+
+// watch is one open watch and on whose behalf it is.
+type watch struct {
+	service, caller, region string
+	end                     context.CancelCauseFunc
+}
+
+func (w *watches) add(a *watch) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.open == nil {
+		w.open = map[string]map[*watch]struct{}{}
+	}
+	if w.open[a.service] == nil {
+		w.open[a.service] = map[*watch]struct{}{}
+	}
+	w.open[a.service][a] = struct{}{}
+}
+
+func (w *watches) remove(a *watch) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	delete(w.open[a.service], a)
+	if len(w.open[a.service]) == 0 {
+		delete(w.open, a.service)
+	}
+}
+
+func (w *watches) services() (names []string) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for name := range w.open {
+		names = append(names, name)
+	}
+	return names
+}
+
+// enforce ends the watches of a service that its sharing shuts out.
+func (w *watches) enforce(name string, shared *donav1.SharedService) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for a := range w.open[name] {
+		if !service.MayWatch(shared, a.caller, a.region) {
+			a.end(errNotShared)
+		}
+	}
+}
+
+// admitWatch lets a caller in that may watch the service. The context that it
+// returns ends when the caller loses that right; leave has to be called. On
+// whose behalf a caller watches is what its request says: with --dev nobody has
+// an identity to hold it against.
+func (s *ControlPlane) admitWatch(ctx context.Context, req *donav1.WatchConfigRequest) (_ context.Context, leave func(), err error) {
+	ctx, end := context.WithCancelCause(ctx)
+	a := &watch{service: req.Service, caller: req.CallerService, region: req.CallerRegion, end: end}
+	// Known before the look: a change after the look finds it.
+	s.watches.add(a)
+	leave = func() { s.watches.remove(a); end(nil) }
+	err = s.Store.View(ctx, func(tx store.ReadTx) error {
+		shared, err := s.Plane.Shared(tx, req.Service)
+		if err == nil && !service.MayWatch(shared, a.caller, a.region) {
+			err = errNotShared
+		}
+		return err
+	})
+	if err != nil {
+		leave()
+		return nil, nil, err
+	}
+	return ctx, leave, nil
+}
+
+// shutOut is why a watch ended: for want of the right, or err.
+func shutOut(ctx context.Context, err error) error {
+	if cause := context.Cause(ctx); refusal.Is(cause, refusal.Denied) {
+		return cause
+	}
+	return err
+}
+
+// EndShutOut ends the watches of callers that lose their right to them, until ctx
+// ends. It returns nil: what it cannot read now it reads at the next notice.
+func (s *ControlPlane) EndShutOut(ctx context.Context) error {
+	notice := s.Store.Watch(ctx, service.SharedPrefix)
+	for {
+		for _, name := range s.watches.services() {
+			var shared *donav1.SharedService
+			if err := s.Store.View(ctx, func(tx store.ReadTx) (err error) {
+				shared, err = s.Plane.Shared(tx, name)
+				return err
+			}); err == nil {
+				s.watches.enforce(name, shared)
+			}
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case _, open := <-notice:
+			if !open {
+				return nil
+			}
+		}
+	}
+}
