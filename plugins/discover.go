@@ -209,11 +209,3 @@ func (s *supervisor) shadow(there bool) {
 		}
 	}
 }
-
-// reasonLocked is the reason of the state, and the note.
-func (s *supervisor) reasonLocked() string {
-	if s.reason == "" || s.note == "" {
-		return s.reason + s.note
-	}
-	return s.reason + "; " + s.note
-}

@@ -9,7 +9,6 @@ import (
 
 	"github.com/hashicorp/go-hclog"
 
-	donav1 "github.com/dodona-project/dodona/proto/dona/v1"
 	"github.com/dodona-project/dodona/sdk/plugin/schema"
 )
 
@@ -474,29 +473,4 @@ func (s *supervisor) away() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.awayLocked()
-}
-
-func (s *supervisor) event(kind EventKind, g *generation, reason string) Event {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	ev := Event{Kind: kind, Plugin: s.id, Version: s.version, Digest: s.file.Digest, Generation: s.number, Reason: reason}
-	if g != nil {
-		ev.Version, ev.Digest, ev.Generation = g.description.version, g.file.Digest, g.number
-	}
-	return ev
-}
-
-func (s *supervisor) status() *donav1.PluginStatus {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	p := &donav1.PluginStatus{
-		Kind: string(s.id.Kind), Name: s.id.Name, Version: s.version, Source: string(s.file.Source),
-		State: string(s.state), Reason: s.reasonLocked(), Digest: s.file.Digest,
-		Generation: s.number, Starts: s.starts, Exits: s.exits, Required: s.config.Required,
-	}
-	if g := s.current; g != nil {
-		p.Source, p.Digest = string(g.file.Source), g.file.Digest
-		p.Generation, p.Pid, p.Instances = g.number, int32(g.pid()), uint32(g.instances.len())
-	}
-	return p
 }
