@@ -45,16 +45,14 @@ func TestMain(m *testing.M) {
 
 // testPlugins misbehave on request: the query's text says how.
 func testPlugins() []*plugin.Plugin {
-	return []*plugin.Plugin{
+	return append(badplugins.Builtins(),
 		plugin.AnalysisOf("acts", "1.2.3", acts{}, plugin.Summary("does what it is told"), plugin.MaxConcurrency(4), plugin.OwnVerdict()),
 		plugin.Strategy("turns", "0.1.0", turns),
 		plugin.Analysis("env", "0.1.0", showEnv),
 		plugin.AnalysisOf("moody", "0.1.0", moody{}),
 		plugin.Analysis("forgetful", "0.1.0", forget),
 		plugin.ProbeOf("looks", "0.1.0", looks{}, plugin.MaxConcurrency(1)),
-		badplugins.Plugin(idOf("builtin")),
-		badplugins.Plugin(idOf("strategy/builtin")),
-	}
+	)
 }
 
 type actsConfig struct {

@@ -104,6 +104,7 @@ func play(t testing.TB, c cast, change func(*plugins.Options)) *scene {
 	s.catalog.Put(idOf(wellBehaved), p.File(idOf(wellBehaved), "sdk"))
 	o := newOptions(t)
 	o.Logger = hclog.New(&hclog.LoggerOptions{Level: hclog.Debug, Output: s.log, JSONFormat: true})
+	o.Exe, o.Builtins = p.Path(), badplugins.Builtins()
 	o.Catalog, o.OnEvent, o.Registerer = s.catalog, s.events.on, s.metrics
 	if change != nil {
 		change(&o)

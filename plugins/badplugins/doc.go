@@ -17,7 +17,7 @@
 //	raw              serves deeds with go-plugin alone: no limits, no recovery, no lifeline
 //	exit             exits with 0 at once
 //	crash            exits with 3 and says which attempt it was (file named by COUNT)
-//	crash-later      serves, and exits with 4 after 200 ms
+//	crash-later      starts well, and exits with 4 after 200 ms
 //	words            prints, explains itself on stderr, exits with 3
 //	silent           prints nothing, for ever
 //	banner           prints a banner before its handshake, then works

@@ -54,9 +54,11 @@ var behaviours = map[string]func(self){
 	"drain-hangs": drainHangs,
 }
 
-// Main is the program: it becomes the plugin that its arguments name. The one
+// Main is the program: it becomes the plugin that its arguments name, or one of
+// Builtins or the watchdog of a host that has it as its own program. The one
 // behaviour without a host is the intruder's.
 func Main() {
+	plugins.Dispatch(Builtins())
 	if len(os.Args) == 3 && os.Args[1] == "intrude" {
 		intrude(os.Args[2])
 		return

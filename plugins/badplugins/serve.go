@@ -23,6 +23,15 @@ import (
 // serveSDK serves deeds the way authors should.
 func serveSDK(s self) { plugin.Serve(Plugin(s.id)) }
 
+// Builtins are plugins named "builtin" of both kinds, with the behaviour sdk. A
+// host that has the program as its own (Options.Exe) can build them in.
+func Builtins() []*plugin.Plugin {
+	return []*plugin.Plugin{
+		Plugin(plugins.ID{Kind: plugins.KindAnalysis, Name: "builtin"}),
+		Plugin(plugins.ID{Kind: plugins.KindStrategy, Name: "builtin"}),
+	}
+}
+
 // Plugin is the behaviour sdk as a plugin that can be built in.
 func Plugin(id plugins.ID, options ...plugin.Option) *plugin.Plugin {
 	options = append(options, plugin.MaxConcurrency(64))

@@ -1,14 +1,19 @@
 package badplugins
 
 import (
+	"context"
 	"fmt"
 	"net"
 	"os"
 	"path/filepath"
 	"strconv"
 	"strings"
+	"sync"
 	"syscall"
 	"time"
+
+	pluginv1 "github.com/dodona-project/dodona/proto/plugin/v1"
+	"github.com/dodona-project/dodona/sdk/plugin"
 )
 
 // crash dies before the handshake and says why, differently each time when
@@ -18,14 +23,24 @@ func crash(self) {
 	os.Exit(3)
 }
 
-// crashLater serves well for a while, and dies.
-func crashLater(s self) {
-	go func() {
-		time.Sleep(200 * time.Millisecond)
-		fmt.Fprintln(os.Stderr, "had enough")
-		os.Exit(4)
-	}()
-	serveSDK(s)
+// crashLater starts well, serves for a while, and dies.
+func crashLater(s self) { plugin.Serve(plugin.AnalysisOf(s.id.Name, "0.1.0", &shortLived{})) }
+
+type shortLived struct{ born sync.Once }
+
+func (*shortLived) Evaluate(ctx context.Context, req *pluginv1.EvaluateRequest) (*pluginv1.EvaluateReply, error) {
+	return evaluate(ctx, req)
+}
+
+// Health is asked at the end of a start.
+func (l *shortLived) Health(context.Context) error {
+	l.born.Do(func() {
+		time.AfterFunc(200*time.Millisecond, func() {
+			fmt.Fprintln(os.Stderr, "had enough")
+			os.Exit(4)
+		})
+	})
+	return nil
 }
 
 // count counts starts in the file that COUNT names, if any.
