@@ -104,7 +104,7 @@ func TestReloadIsCancellable(t *testing.T) {
 }
 
 func TestReloadWhileTheHostStops(t *testing.T) {
-	s := play(t, cast{"silent": "silent"}, nil)
+	s := play(t, cast{"silent": "silent"}, func(o *plugins.Options) { o.Builtins = testPlugins() })
 	h := s.Host
 	await(t, h, plugins.KindAnalysis, "acts")
 	if err := syscall.Kill(int(stateOf(t, h, "acts").GetPid()), syscall.SIGSTOP); err != nil {
