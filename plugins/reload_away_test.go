@@ -14,6 +14,7 @@ import (
 
 	"github.com/dodona-project/dodona/plugins"
 	"github.com/dodona-project/dodona/plugins/analysis"
+	"github.com/dodona-project/dodona/plugins/badplugins"
 )
 
 // A plugin that is away is reloaded by starting it, whatever keeps it away, and
@@ -104,8 +105,11 @@ func TestReloadIsCancellable(t *testing.T) {
 }
 
 func TestReloadWhileTheHostStops(t *testing.T) {
-	s := play(t, cast{"silent": "silent"}, func(o *plugins.Options) { o.Builtins = testPlugins() })
-	h := s.Host
+	catalog := &badplugins.Catalog{}
+	catalog.Put(idOf("silent"), program(t).File(idOf("silent"), "silent"))
+	o := newOptions(t)
+	o.Catalog = catalog
+	h := startHost(t, o)
 	await(t, h, plugins.KindAnalysis, "acts")
 	if err := syscall.Kill(int(stateOf(t, h, "acts").GetPid()), syscall.SIGSTOP); err != nil {
 		t.Fatal(err)
@@ -120,7 +124,7 @@ func TestReloadWhileTheHostStops(t *testing.T) {
 	eventually(t, h, "the starts", func() bool {
 		return stateOf(t, h, "acts").GetStarts() == 2 && stateOf(t, h, "silent").GetStarts() == 1
 	})
-	s.end()
+	h.Stop(context.Background())
 	for range 2 {
 		if err := <-answers; err != nil {
 			t.Logf("answered: %v", err)
