@@ -66,6 +66,7 @@ func (h *Host) CallWithin(ctx context.Context, within time.Duration, id ID, in I
 	}
 	cctx, cancel := context.WithTimeout(ctx, most)
 	defer cancel()
+	defer g.output.mask.hide(secretsOf(ctx))()
 	err = h.callIn(ctx, cctx, g, in, method, do, fair*9/10)
 	h.metrics.observe(id, method, outcome(err), time.Since(began))
 	return who, err
@@ -130,7 +131,7 @@ func (h *Host) classify(ctx, cctx context.Context, g *generation, method string,
 	case late:
 		return fmt.Errorf("%s of plugin %s: %w", method, g.id, ErrDeadline)
 	case code == codes.ResourceExhausted && strings.Contains(err.Error(), "larger than max"):
-		return h.Reject(g.id, "too_large", statusText(err))
+		return h.Reject(g.id, "too_large", g.said(err))
 	case code == codes.Internal && strings.Contains(err.Error(), "unmarshal"):
 		return h.Reject(g.id, "encoding", "the message cannot be decoded")
 	case code == codes.Unavailable, code == codes.Canceled && cctx.Err() == nil:
@@ -139,7 +140,7 @@ func (h *Host) classify(ctx, cctx context.Context, g *generation, method string,
 		return g.death(cctx, method, err)
 	}
 	g.missed.Store(0)
-	return &CallError{Plugin: g.id, Method: method, Text: statusText(err), Cause: err}
+	return &CallError{Plugin: g.id, Method: method, Text: g.said(err), Cause: err}
 }
 
 // clockSlack is how much earlier than ours the plugin's clock may end a call.
@@ -156,7 +157,7 @@ func awaitDeadline(ctx context.Context, code codes.Code) {
 
 // death says what became of the process when the connection broke in a call.
 func (g *generation) death(ctx context.Context, method string, err error) error {
-	text := statusText(err)
+	text := g.said(err)
 	if p := g.process.Load(); p != nil {
 		select {
 		case <-p.Done():
@@ -196,6 +197,11 @@ func outcome(err error) string {
 		return "canceled"
 	}
 	return "error"
+}
+
+// said is statusText without the secrets that the process was given.
+func (g *generation) said(err error) string {
+	return clip(g.output.mask.replace(printable(status.Convert(err).Message()), false), 1<<10)
 }
 
 // statusText is the message of a gRPC error, printable and bounded.

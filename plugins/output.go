@@ -13,6 +13,8 @@ import (
 	"unicode/utf8"
 
 	"github.com/hashicorp/go-hclog"
+
+	"github.com/dodona-project/dodona/plugins/runner"
 )
 
 // Limits of a plugin's output. What is over them is read and dropped, so that a
@@ -34,7 +36,7 @@ const (
 // It never trusts a line: it is text that happens to look like JSON at times.
 type output struct {
 	logger  hclog.Logger
-	mask    *strings.Replacer
+	mask    *mask
 	dropped func(lines int)
 
 	mu     sync.Mutex
@@ -50,14 +52,7 @@ type output struct {
 }
 
 func newOutput(logger hclog.Logger, secrets map[string]string, dropped func(int)) *output {
-	var pairs []string
-	for _, v := range secrets {
-		// Shorter values would mask ordinary words.
-		if len(v) >= 6 {
-			pairs = append(pairs, v, "***")
-		}
-	}
-	return &output{logger: logger, mask: strings.NewReplacer(pairs...), dropped: dropped, tokens: linesBurst, filled: time.Now()}
+	return &output{logger: logger, mask: newMask(secrets), dropped: dropped, tokens: linesBurst, filled: time.Now()}
 }
 
 // kept is one of the last lines.
@@ -71,7 +66,8 @@ func (o *output) stdout(raw []byte) { o.line(raw, true) }
 
 // line takes one line; it does not keep the slice.
 func (o *output) line(raw []byte, stdout bool) {
-	text := o.mask.Replace(printable(string(raw)))
+	hide := o.hiding(raw)
+	text := hide(printable(string(raw)))
 	o.mu.Lock()
 	// What is printed is rarely why a process dies: it must not push out what is.
 	keep := maxKeptLen
@@ -88,11 +84,14 @@ func (o *output) line(raw []byte, stdout bool) {
 	if missed > 0 {
 		o.logger.Warn("plugin writes too much, lines were dropped", "lines", missed)
 	}
-	level, msg, fields := parseLine(raw)
-	for i, f := range fields {
-		fields[i] = o.mask.Replace(f.(string))
-	}
-	o.logger.Log(level, o.mask.Replace(msg), fields...)
+	level, msg, fields := parseLine(raw, hide)
+	o.logger.Log(level, msg, fields...)
+}
+
+// hiding returns what takes the secrets out of texts of a line.
+func (o *output) hiding(raw []byte) func(string) string {
+	cut := len(raw) >= runner.MaxLineLen
+	return func(s string) string { return o.mask.replace(s, cut) }
 }
 
 // headlineFor is how long after it a process must end for a panic's first line to
@@ -170,7 +169,7 @@ func (o *output) cause() string {
 			}
 		}
 	}
-	_, msg, fields := parseLine([]byte(best))
+	_, msg, fields := parseLine([]byte(best), o.hiding([]byte(best)))
 	for i := 0; i+1 < len(fields); i += 2 {
 		if fields[i] == "error" {
 			msg += ": " + fields[i+1].(string)
@@ -186,8 +185,9 @@ var hostFields = map[string]bool{"kind": true, "plugin": true, "version": true, 
 // parseLine reads a line of hclog's JSON if it is one, and otherwise takes it
 // as it is. Every field may have any type: what is not text is written as JSON.
 // Time and name are the host's own, a level counts only if it is one.
-func parseLine(raw []byte) (hclog.Level, string, []any) {
-	plain := func() (hclog.Level, string, []any) { return hclog.Info, printable(string(raw)), nil }
+// hide takes secrets out of each text before it is cut to its length.
+func parseLine(raw []byte, hide func(string) string) (hclog.Level, string, []any) {
+	plain := func() (hclog.Level, string, []any) { return hclog.Info, hide(printable(string(raw))), nil }
 	if len(raw) == 0 || raw[0] != '{' {
 		return plain()
 	}
@@ -222,9 +222,9 @@ func parseLine(raw []byte) (hclog.Level, string, []any) {
 		if k == "stack" {
 			most = maxStackLen
 		}
-		fields = append(fields, clip(printable(name), 64), clip(fieldText(m[k]), most))
+		fields = append(fields, clip(hide(printable(name)), 64), clip(hide(fieldText(m[k])), most))
 	}
-	return level, printable(msg), fields
+	return level, hide(printable(msg)), fields
 }
 
 func fieldText(v any) string {

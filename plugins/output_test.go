@@ -32,7 +32,7 @@ func TestLinesAreNeverTrusted(t *testing.T) {
 		{"no UTF-8", "a\xffb", hclog.Info, `a\xffb`, 0},
 		{"right to left", "a\u202eb", hclog.Info, `a\u202eb`, 0},
 	} {
-		level, msg, fields := parseLine([]byte(tc.line))
+		level, msg, fields := parseLine([]byte(tc.line), func(s string) string { return s })
 		if level != tc.level || msg != tc.message || len(fields) != tc.fields {
 			t.Errorf("%s: %v %q %v", tc.name, level, msg, fields)
 		}

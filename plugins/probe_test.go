@@ -4,7 +4,10 @@ package plugins_test
 
 import (
 	"context"
+	"encoding/base64"
 	"errors"
+	"fmt"
+	"os"
 	"strings"
 	"testing"
 	"time"
@@ -15,6 +18,7 @@ import (
 	"github.com/dodona-project/dodona/plugins/probe"
 	controlplanev1 "github.com/dodona-project/dodona/proto/controlplane/v1"
 	pluginv1 "github.com/dodona-project/dodona/proto/plugin/v1"
+	"github.com/dodona-project/dodona/sdk/plugin"
 )
 
 const (
@@ -27,6 +31,15 @@ const (
 type looks struct{}
 
 func (looks) Check(ctx context.Context, req *pluginv1.CheckRequest) (*pluginv1.CheckReply, error) {
+	if c := req.GetCredential(); c != nil {
+		basic := base64.StdEncoding.EncodeToString([]byte(c.GetUsername() + ":" + c.GetPassword()))
+		fmt.Fprintln(os.Stderr, "told", c.GetPassword(), basic)
+		plugin.Logger(ctx).Info("asking", "password", c.GetPassword(), "authorization", "Basic "+basic)
+		if req.GetProxy().GetProxyId() == "error" {
+			return nil, errors.New("refused with " + c.GetPassword())
+		}
+		return &pluginv1.CheckReply{Result: success, Latency: durationpb.New(time.Millisecond), Detail: "with " + c.GetPassword()}, nil
+	}
 	switch req.GetEndpointAddress() {
 	case "nothing":
 		return nil, nil
@@ -129,5 +142,44 @@ func TestProbeThatHangs(t *testing.T) {
 			}
 		}
 		return h.Ready(plugins.KindProbe, "looks") && status() == 2
+	})
+}
+
+// What a probe writes and says of a credential is for nobody's eyes.
+func TestCredentialsOfChecksAreHidden(t *testing.T) {
+	o := newOptions(t)
+	h := startHost(t, o)
+	f := probe.New(h)
+	await(t, h, plugins.KindProbe, "looks")
+	const password = "open-sesame"
+	ask := func(proxy string) (probe.Observation, error) {
+		return f.Check(t.Context(), "looks", nil, &pluginv1.CheckRequest{
+			Proxy: &controlplanev1.Proxy{ProxyId: proxy}, Credential: &controlplanev1.Credential{Username: "ali", Password: password},
+			Level: controlplanev1.CheckLevel_CHECK_LEVEL_BASIC, Timeout: durationpb.New(10 * time.Second),
+		})
+	}
+	seen, err := ask("p1")
+	if err != nil || seen.Detail != "with ***" {
+		t.Errorf("%+v, %v", seen, err)
+	}
+	seen, err = ask("error")
+	if err == nil || strings.Contains(err.Error()+seen.Detail, password) || !strings.Contains(err.Error(), "refused with ***") {
+		t.Errorf("%+v, %v", seen, err)
+	}
+	id := plugins.ID{Kind: plugins.KindProbe, Name: "looks"}
+	until(t, "what it wrote", nil, func() bool {
+		told, asking := 0, 0
+		for _, line := range logOf(t, h, id) {
+			if strings.Contains(line.Text, password) || strings.Contains(line.Text, "YWxpOm9wZW4tc2VzYW1l") {
+				t.Fatalf("the log has %q", line.Text)
+			}
+			if strings.Contains(line.Text, "told *** ***") {
+				told++
+			}
+			if strings.Contains(line.Text, "asking") && strings.Contains(line.Text, "Basic ***") {
+				asking++
+			}
+		}
+		return told == 2 && asking == 2
 	})
 }

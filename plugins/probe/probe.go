@@ -11,6 +11,7 @@ package probe
 
 import (
 	"context"
+	"encoding/base64"
 	"fmt"
 	"net/netip"
 	"time"
@@ -104,6 +105,7 @@ func (f *Facade) Check(ctx context.Context, plugin string, config *structpb.Stru
 		InstanceId: in.ID, Proxy: req.GetProxy(), EndpointAddress: req.GetEndpointAddress(), Credential: req.GetCredential(),
 		Level: req.GetLevel(), Url: req.GetUrl(), Timeout: req.GetTimeout(), ExpectStatus: req.GetExpectStatus(),
 	}
+	ctx = plugins.WithSecrets(ctx, secrets(req.GetCredential())...)
 	var reply *pluginv1.CheckReply
 	var took time.Duration
 	who, err := f.caller.CallWithin(ctx, req.GetTimeout().AsDuration()+Slack, id, in, "Check", func(ctx context.Context, conn grpc.ClientConnInterface) (err error) {
@@ -119,6 +121,7 @@ func (f *Facade) Check(ctx context.Context, plugin string, config *structpb.Stru
 	if bad != nil {
 		return fail(f.caller.Reject(id, bad.reason, bad.detail))
 	}
+	o.Detail = plugins.HideSecrets(ctx, o.Detail)
 	o.Plugin, o.Version, o.Digest = who.Name, who.Version, who.Digest
 	return o, nil
 }
@@ -131,6 +134,15 @@ func (f *Facade) Validate(ctx context.Context, plugin string, config *structpb.S
 
 func inconclusive(plugin string, err error) Observation {
 	return Observation{Result: controlplanev1.HealthObservation_RESULT_INCONCLUSIVE, Detail: line.Of(err.Error(), MaxDetail), Plugin: plugin}
+}
+
+// secrets are what no log may show of a credential: the password, and how a proxy
+// is told it (RFC 7617).
+func secrets(c *controlplanev1.Credential) []string {
+	if c.GetPassword() == "" {
+		return nil
+	}
+	return []string{c.GetPassword(), base64.StdEncoding.EncodeToString([]byte(c.GetUsername() + ":" + c.GetPassword()))}
 }
 
 // target names what is checked, for errors; credentials are no part of it.
