@@ -38,6 +38,7 @@ func (h *Host) newPlugins(ledger *audit.Log) (*plugins.Host, error) {
 		kind, name, _ := strings.Cut(id, "/")
 		o.Plugins[plugins.ID{Kind: plugins.Kind(kind), Name: name}] = plugins.PluginConfig{
 			Required: p.Required, Env: p.Env, Deadline: p.Deadline, MaxConcurrency: p.MaxConcurrency, OverrideBuiltin: p.OverrideBuiltin,
+			AddressSpace: p.AddressSpace,
 		}
 	}
 	if h.config.PluginDir == "" {

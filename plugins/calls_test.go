@@ -77,7 +77,10 @@ func TestSlowButLegal(t *testing.T) {
 // Memory and processors are the plugin's own to waste: the process ends, or is
 // late, and is replaced.
 func TestHogAndSpin(t *testing.T) {
-	s := play(t, cast{"hog": "sdk", "spin": "sdk"}, deadlines(500*time.Millisecond, "spin"))
+	s := play(t, cast{"hog": "sdk", "spin": "sdk"}, func(o *plugins.Options) {
+		deadlines(500*time.Millisecond, "spin")(o)
+		o.Plugins[idOf("hog")] = plugins.PluginConfig{AddressSpace: 3 << 30}
+	})
 	s.ready("hog", "spin")
 	hog := s.state("hog")
 	began := time.Now()

@@ -229,10 +229,12 @@ func (g *generation) clientConfig(tmp string, catch *connCatcher) *goplugin.Clie
 				Env:       environment(tmp, g.logger.GetLevel(), g.config.Env),
 				Dir:       tmp,
 				SocketDir: socketDir,
-				Stderr:    g.output.stderr,
-				Stdout:    g.output.stdout,
-				Started:   func(pgid int) { g.started(pgid, g.dir) },
-				Ended:     g.ended,
+
+				AddressSpace: g.config.AddressSpace,
+				Stderr:       g.output.stderr,
+				Stdout:       g.output.stdout,
+				Started:      func(pgid int) { g.started(pgid, g.dir) },
+				Ended:        g.ended,
 			}, cmd.Env)
 			g.process.Store(p)
 			return p, nil

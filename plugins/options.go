@@ -46,12 +46,17 @@ type Options struct {
 	OnEvent func(Event)
 }
 
+// MinAddressSpace is the least cap on a plugin's address space, in bytes: with
+// less the runtime of a Go program does not start.
+const MinAddressSpace = 1 << 30
+
 // PluginConfig are the settings of one plugin.
 type PluginConfig struct {
 	Required       bool              // start with the host, and the host is not ready without it
 	Env            map[string]string // added to its environment; values are masked in logs
 	Deadline       time.Duration     // cap on one call; default: that of the kind
 	MaxConcurrency int               // cap on calls in flight; default: what the plugin asks for
+	AddressSpace   uint64            // cap on what it may have mapped, in bytes, at least MinAddressSpace; default: none. Linux only
 
 	// OverrideBuiltin has the catalog's file of this name run in place of the
 	// built-in. Without it the built-in runs and the file is left alone.
@@ -186,6 +191,8 @@ func (c PluginConfig) check(id ID, known bool) error {
 		return fmt.Errorf("plugins.%s.%s: there is no such plugin", id.Kind, id.Name)
 	case c.Deadline < 0 || c.Deadline > time.Minute:
 		return fmt.Errorf("plugins.%s.%s.deadline is %v: allowed are 0 (default) to 1m", id.Kind, id.Name, c.Deadline)
+	case c.AddressSpace > 0 && c.AddressSpace < MinAddressSpace:
+		return fmt.Errorf("plugins.%s.%s.maxAddressSpaceMiB is %d: allowed are 0 (none) and from %d: Go's runtime needs as much", id.Kind, id.Name, c.AddressSpace>>20, MinAddressSpace>>20)
 	case c.MaxConcurrency < 0 || c.MaxConcurrency > wire.MaxConcurrency:
 		return fmt.Errorf("plugins.%s.%s.maxConcurrency is %d: allowed are 0 (default) to %d", id.Kind, id.Name, c.MaxConcurrency, wire.MaxConcurrency)
 	}

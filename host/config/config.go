@@ -50,6 +50,7 @@ type Plugin struct {
 	Env            map[string]string // added to the plugin's environment
 	Deadline       time.Duration     // cap of its calls; 0 = the kind's default
 	MaxConcurrency int               // calls at once; 0 = what the plugin says
+	AddressSpace   uint64            // bytes that it may have mapped; 0 = no limit
 
 	OverrideBuiltin bool // a file of the plugin directory runs in place of the built-in
 }

@@ -60,11 +60,11 @@ func TestPrecedence(t *testing.T) {
 	if c.TrustDomain != "file.example" || c.LogLevel != "error" || c.Heartbeat != 3*time.Second {
 		t.Errorf("the file, the environment and the flag give %s, %s, %s", c.TrustDomain, c.LogLevel, c.Heartbeat)
 	}
-	c, problems = load(t, "dev: true\nplugins:\n  analysis:\n    prometheus:\n      required: true\n      deadline: 2s\n      maxConcurrency: 8\n      env: {A: b}\n      override_builtin: true\n", nil, nil)
+	c, problems = load(t, "dev: true\nplugins:\n  analysis:\n    prometheus:\n      required: true\n      deadline: 2s\n      maxConcurrency: 8\n      maxAddressSpaceMiB: 2048\n      env: {A: b}\n      override_builtin: true\n", nil, nil)
 	if problems != nil {
 		t.Fatal(problems)
 	}
-	if p := c.Plugins["analysis/prometheus"]; !p.Required || p.Deadline != 2*time.Second || p.MaxConcurrency != 8 || p.Env["A"] != "b" || !p.OverrideBuiltin {
+	if p := c.Plugins["analysis/prometheus"]; !p.Required || p.Deadline != 2*time.Second || p.MaxConcurrency != 8 || p.AddressSpace != 2<<30 || p.Env["A"] != "b" || !p.OverrideBuiltin {
 		t.Errorf("the plugin's settings are %+v", p)
 	}
 }
@@ -98,6 +98,7 @@ func TestBadFiles(t *testing.T) {
 		{"plugin twice", "dev: true\nplugins:\n  strategy:\n    a: {}\n    a: {}\n", ":5:5", "plugins.strategy.a", "a second time"},
 		{"plugin key", "dev: true\nplugins:\n  strategy:\n    a: {nope: 1}\n", ":4:9", "plugins.strategy.a.nope", "allowed here are"},
 		{"plugin deadline", "dev: true\nplugins:\n  strategy:\n    a: {deadline: 2h}\n", ":4:19", "plugins.strategy.a.deadline", "1ms to 1m"},
+		{"plugin address space", "dev: true\nplugins:\n  strategy:\n    a: {maxAddressSpaceMiB: 1023}\n", ":4:29", "plugins.strategy.a.maxAddressSpaceMiB", "1024 to 1048576"},
 		{"plugin concurrency", "dev: true\nplugins:\n  strategy:\n    a: {maxConcurrency: 0}\n", ":4:25", "plugins.strategy.a.maxConcurrency", "1 to 1024"},
 		{"plugin env", "dev: true\nplugins:\n  strategy:\n    a: {env: {\"A=B\": c}}\n", ":4:15", "plugins.strategy.a.env.A=B", "names without ="},
 		{"override", "dev: true\nplugins:\n  strategy:\n    a: {override_builtin: maybe}\n", ":4:27", "plugins.strategy.a.override_builtin", "true and false"},

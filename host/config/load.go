@@ -238,7 +238,7 @@ func (l *loader) plugins(n *yaml.Node, kind string) {
 			continue
 		}
 		if body.Kind != yaml.MappingNode {
-			l.add(l.at(body), key, "is not a mapping: allowed are deadline, env, maxConcurrency, override_builtin, required")
+			l.add(l.at(body), key, "is not a mapping: allowed are deadline, env, maxAddressSpaceMiB, maxConcurrency, override_builtin, required")
 			continue
 		}
 		l.config.Plugins[id] = l.plugin(body, key)
@@ -281,8 +281,14 @@ func (l *loader) plugin(n *yaml.Node, prefix string) (p Plugin) {
 				l.add(l.at(value), key, "is %q: allowed are 1 to 1024", short(v))
 			}
 			p.MaxConcurrency = c
+		case "maxAddressSpaceMiB":
+			c, err := strconv.Atoi(v)
+			if err != nil || c < 1<<10 || c > 1<<20 {
+				l.add(l.at(value), key, "is %q: allowed are 1024 to 1048576", short(v))
+			}
+			p.AddressSpace = uint64(max(c, 0)) << 20
 		default:
-			l.add(l.at(keyNode), key, "is not a setting: allowed here are deadline, env, maxConcurrency, override_builtin, required")
+			l.add(l.at(keyNode), key, "is not a setting: allowed here are deadline, env, maxAddressSpaceMiB, maxConcurrency, override_builtin, required")
 		}
 	}
 	return p

@@ -23,9 +23,13 @@ func lockThread() (unlock func()) {
 	return runtime.UnlockOSThread
 }
 
-// limitProcess keeps the child from writing core files.
-func limitProcess(pid int) {
+// limitProcess keeps the child from writing core files, and from having more
+// than so many bytes of address space; 0 is no limit.
+func limitProcess(pid int, addressSpace uint64) {
 	_ = unix.Prlimit(pid, unix.RLIMIT_CORE, &unix.Rlimit{}, nil)
+	if addressSpace > 0 {
+		_ = unix.Prlimit(pid, unix.RLIMIT_AS, &unix.Rlimit{Cur: addressSpace, Max: addressSpace}, nil)
+	}
 }
 
 // LimitFiles sets how many descriptors the process may have open. It can only

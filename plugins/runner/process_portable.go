@@ -10,7 +10,7 @@ func processAttributes() *syscall.SysProcAttr { return &syscall.SysProcAttr{Setp
 
 func lockThread() (unlock func()) { return func() {} }
 
-func limitProcess(int) {}
+func limitProcess(int, uint64) {}
 
 // LimitFiles does nothing here: limits of a running process cannot be set.
 func LimitFiles(int, uint64) {}

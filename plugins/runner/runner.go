@@ -42,6 +42,10 @@ type Config struct {
 	Dir       string   // working directory
 	SocketDir string   // set by RunnerFunc: the only place where the plugin may listen
 
+	// AddressSpace is how many bytes the process and each of its children may
+	// have mapped, on Linux; 0 is no limit.
+	AddressSpace uint64
+
 	// Stderr is called with every line of stderr, Stdout with lines of stdout
 	// that are not the handshake: without their ends, at most MaxLineLen bytes
 	// long, valid during the call. One goroutine per pipe calls; they must not
@@ -172,7 +176,7 @@ func (p *Process) live(started chan<- error) {
 	for _, f := range []*os.File{p.stdoutW, p.stderrW, p.lifelineR} {
 		_ = f.Close()
 	}
-	limitProcess(pid)
+	limitProcess(pid, p.config.AddressSpace)
 	if p.config.Started != nil {
 		p.config.Started(pid)
 	}
