@@ -1,0 +1,210 @@
+package redis
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"strconv"
+	"sync"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/redis/go-redis/v9/maintnotifications"
+
+	"github.com/dodona-project/dodona/host/store"
+)
+
+// place is where the master of our keys is, and what is known about its replicas.
+type place struct {
+	addr     string
+	replicas int // that there are, also those that are away; -1 = not known
+}
+
+// finder asks where the master is.
+type finder interface {
+	find(ctx context.Context) (place, error)
+}
+
+func newFinder(o *Options) finder {
+	switch o.Target.Kind {
+	case Sentinel:
+		return &sentinels{o: o}
+	case Cluster:
+		return &nodes{o: o}
+	}
+	return fixed{o.Target.Addrs[0]}
+}
+
+type fixed struct{ addr string }
+
+func (f fixed) find(context.Context) (place, error) { return place{addr: f.addr, replicas: -1}, nil }
+
+// clientOptions are those of every connection of ours: no retries and no
+// reconnecting of the library's own, which would hide what happens.
+func (o *Options) clientOptions(addr, user, secretKey, secretFile string) (*redis.Options, error) {
+	tls, err := o.Target.tls()
+	if err != nil {
+		return nil, err
+	}
+	ro := &redis.Options{
+		Addr: addr,
+		CredentialsProviderContext: func(context.Context) (string, string, error) {
+			password, err := readSecret(secretKey, secretFile)
+			return user, password, err
+		},
+		TLSConfig: tls, Protocol: 2, DisableIdentity: true,
+		MaintNotificationsConfig: &maintnotifications.Config{Mode: maintnotifications.ModeDisabled},
+		MaxRetries:               -1, DialerRetries: 1,
+		DialTimeout: o.CallTimeout, ReadTimeout: o.CallTimeout, WriteTimeout: o.CallTimeout, PoolTimeout: o.CallTimeout,
+		ContextTimeoutEnabled: true,
+		PoolSize:              1,
+	}
+	dial := redis.NewDialer(ro)
+	ro.Dialer = func(ctx context.Context, network, addr string) (net.Conn, error) {
+		c, err := dial(ctx, network, addr)
+		if err != nil {
+			return nil, &dialError{err}
+		}
+		return c, nil
+	}
+	return ro, nil
+}
+
+// dialError is one of making a connection: nothing was sent on it.
+type dialError struct{ error }
+
+func (e *dialError) Unwrap() error { return e.error }
+
+// sentinels asks all Sentinels and believes the one with the newest
+// configuration: after a partition some still name the old master.
+type sentinels struct{ o *Options }
+
+func (s *sentinels) find(ctx context.Context) (place, error) {
+	type answer struct {
+		place
+		epoch int64
+		err   error
+	}
+	ctx, cancel := context.WithTimeout(ctx, s.o.CallTimeout)
+	defer cancel()
+	answers := make([]answer, len(s.o.Target.Addrs))
+	var wg sync.WaitGroup
+	for i, addr := range s.o.Target.Addrs {
+		wg.Go(func() {
+			a := &answers[i]
+			o, err := s.o.clientOptions(addr, "", "store.redis.sentinel_password_file", s.o.Target.SentinelPasswordFile)
+			if err != nil {
+				a.err = err
+				return
+			}
+			client := redis.NewSentinelClient(o)
+			defer client.Close()
+			master, err := client.Master(ctx, s.o.Target.Master).Result()
+			if err != nil {
+				a.err = fmt.Errorf("sentinel %s: %w", addr, err)
+				return
+			}
+			a.addr = redisAddr(master["ip"], master["port"])
+			a.epoch, _ = strconv.ParseInt(master["config-epoch"], 10, 64)
+			if a.replicas, err = strconv.Atoi(master["num-slaves"]); err != nil {
+				a.replicas = -1
+			}
+		})
+	}
+	wg.Wait()
+	best := answer{epoch: -1}
+	var errs []error
+	for _, a := range answers {
+		if a.err != nil {
+			errs = append(errs, a.err)
+		} else if a.epoch > best.epoch {
+			best = a
+		}
+	}
+	if best.epoch < 0 {
+		return place{}, fmt.Errorf("%w: no Sentinel names the master %s: %w", store.ErrUnavailable, s.o.Target.Master, errors.Join(errs...))
+	}
+	return best.place, nil
+}
+
+func redisAddr(host, port string) string {
+	addr, err := address(host, port)
+	if err != nil {
+		return host + ":" + port
+	}
+	return addr
+}
+
+// nodes asks the nodes of a Cluster, one after another, who has our slot.
+type nodes struct {
+	o *Options
+
+	mu   sync.Mutex
+	last string // answered last
+}
+
+func (n *nodes) find(ctx context.Context) (place, error) {
+	n.mu.Lock()
+	addrs := n.o.Target.Addrs
+	if n.last != "" {
+		addrs = append([]string{n.last}, addrs...)
+	}
+	n.mu.Unlock()
+	var errs []error
+	for _, addr := range addrs {
+		p, err := n.ask(ctx, addr)
+		if err == nil {
+			n.mu.Lock()
+			n.last = addr
+			n.mu.Unlock()
+			return p, nil
+		}
+		errs = append(errs, fmt.Errorf("node %s: %w", addr, err))
+	}
+	return place{}, fmt.Errorf("%w: no node of the Cluster names the master of our keys: %w", store.ErrUnavailable, errors.Join(errs...))
+}
+
+func (n *nodes) ask(ctx context.Context, addr string) (place, error) {
+	ctx, cancel := context.WithTimeout(ctx, n.o.CallTimeout)
+	defer cancel()
+	o, err := n.o.clientOptions(addr, n.o.Target.User, "store.redis.password_file", n.o.Target.PasswordFile)
+	if err != nil {
+		return place{}, err
+	}
+	client := redis.NewClient(o)
+	defer client.Close()
+	slot, err := client.ClusterKeySlot(ctx, keysOf(n.o.Target.Cluster).meta).Result()
+	if err != nil {
+		return place{}, err
+	}
+	ranges, err := client.ClusterSlots(ctx).Result() //nolint:staticcheck // what replaces it needs Redis 7
+	if err != nil {
+		return place{}, err
+	}
+	for _, r := range ranges {
+		if int(slot) >= r.Start && int(slot) <= r.End && len(r.Nodes) > 0 {
+			return place{addr: r.Nodes[0].Addr, replicas: len(r.Nodes) - 1}, nil
+		}
+	}
+	return place{}, fmt.Errorf("nobody has slot %d", slot)
+}
+
+// within bounds one call.
+func (b *backend) within(ctx context.Context) (context.Context, context.CancelFunc) {
+	return context.WithTimeout(context.WithoutCancel(ctx), b.o.CallTimeout)
+}
+
+// pause waits, unless ctx or the store ends before.
+func (b *backend) pause(ctx context.Context, d time.Duration) error {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-b.closing:
+		return store.ErrClosed
+	}
+}
