@@ -58,7 +58,9 @@ func (o *Options) clientOptions(addr, user, secretKey, secretFile string) (*redi
 		MaxRetries:               -1, DialerRetries: 1,
 		DialTimeout: o.CallTimeout, ReadTimeout: o.CallTimeout, WriteTimeout: o.CallTimeout, PoolTimeout: o.CallTimeout,
 		ContextTimeoutEnabled: true,
-		PoolSize:              1,
+		// After as many failed dials as its size, a pool would stop telling of
+		// them one by one. How many calls there are is bounded by backend.call.
+		PoolSize: 1 << 10,
 	}
 	dial := redis.NewDialer(ro)
 	ro.Dialer = func(ctx context.Context, network, addr string) (net.Conn, error) {

@@ -47,7 +47,6 @@ func (b *backend) newLink(p place, runID, id string) (*link, error) {
 	if err != nil {
 		return nil, err
 	}
-	o.PoolSize = maxCalls
 	o.MaxIdleConns = 8
 	o.OnConnect = func(ctx context.Context, cn *redis.Conn) error {
 		text, err := cn.Info(ctx, "server").Result()

@@ -69,7 +69,11 @@ func (b *backend) notice(text string) {
 		b.engine.NotifyAll()
 		return
 	}
-	var keys []string
+	b.engine.Notify(noticedKeys(rest)...)
+}
+
+// noticedKeys reads the keys of a notice.
+func noticedKeys(rest string) (keys []string) {
 	for len(rest) >= 2 {
 		n := int(binary.BigEndian.Uint16([]byte(rest[:2])))
 		if len(rest) < 2+n {
@@ -78,5 +82,5 @@ func (b *backend) notice(text string) {
 		keys = append(keys, rest[2:2+n])
 		rest = rest[2+n:]
 	}
-	b.engine.Notify(keys...)
+	return keys
 }

@@ -4,7 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
-	"net/url"
+	"net/netip"
 	"regexp"
 	"strconv"
 	"strings"
@@ -40,7 +40,8 @@ type Target struct {
 const urlForms = "redis://[user@]host[:port][/db], redis+sentinel://[user@]host:port,host:port/master[/db] or redis+cluster://[user@]host:port,host:port; rediss for TLS"
 
 var clusterName = regexp.MustCompile(`^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$`)
-var masterName = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$`)
+var name = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$`) // of a user or a master
+var hostName = regexp.MustCompile(`^[A-Za-z0-9_]([A-Za-z0-9._-]{0,251}[A-Za-z0-9_])?$`)
 
 // ParseURL reads the forms
 //
@@ -83,11 +84,10 @@ func ParseURL(text string) (Target, error) {
 		if password {
 			return bad("has a password in it, where logs and process lists show it: write it to a file of mode 0600 and name that with store.redis.password_file")
 		}
-		name, err := url.PathUnescape(user)
-		if err != nil || name == "" || strings.ContainsAny(name, " \n\r\x00") {
-			return bad("user is not a name: allowed are %s", urlForms)
+		if !name.MatchString(user) {
+			return bad("user is not a name of 1 to 128 letters, digits and ._-: allowed are %s", urlForms)
 		}
-		t.User, hosts = name, hosts[at+1:]
+		t.User, hosts = user, hosts[at+1:]
 	}
 	for _, host := range strings.Split(hosts, ",") {
 		addr, err := address(host, port)
@@ -101,7 +101,7 @@ func ParseURL(text string) (Target, error) {
 	}
 	if t.Kind == Sentinel {
 		t.Master, path, hasPath = strings.Cut(path, "/")
-		if !masterName.MatchString(t.Master) {
+		if !name.MatchString(t.Master) {
 			return bad("master %.64q is not a name that Sentinels know: allowed are %s", t.Master, urlForms)
 		}
 	}
@@ -133,8 +133,8 @@ func address(text, port string) (string, error) {
 	if n, err := strconv.Atoi(port); err != nil || n < 1 || n > 65535 {
 		return "", errors.New("has no port of 1 to 65535")
 	}
-	if host == "" || len(host) > 253 || strings.ContainsAny(host, " /@\n\r\x00") {
-		return "", errors.New("has no host")
+	if _, err := netip.ParseAddr(host); err != nil && !hostName.MatchString(host) || strings.Contains(host, "%") {
+		return "", errors.New("has no host name or IP address")
 	}
 	return net.JoinHostPort(host, port), nil
 }
@@ -178,7 +178,7 @@ func (t *Target) String() string {
 	}
 	hosts := strings.Join(t.Addrs, ",")
 	if t.User != "" {
-		hosts = url.PathEscape(t.User) + "@" + hosts
+		hosts = t.User + "@" + hosts
 	}
 	switch t.Kind {
 	case Sentinel:
