@@ -117,6 +117,7 @@ func answered(err error) bool { return serverText(err) != "" }
 // unsent reports whether a call has certainly not reached the server.
 func unsent(err error) bool {
 	var dial *dialError
-	return errors.Is(err, errMoved) || errors.Is(err, store.ErrRefused) || errors.Is(err, redis.ErrPoolTimeout) || errors.Is(err, redis.ErrPoolExhausted) ||
+	var secret *secretError
+	return errors.Is(err, errMoved) || errors.As(err, &secret) || errors.Is(err, redis.ErrPoolTimeout) || errors.Is(err, redis.ErrPoolExhausted) ||
 		errors.Is(err, redis.ErrClosed) || errors.As(err, &dial)
 }

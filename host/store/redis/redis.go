@@ -43,6 +43,9 @@ const (
 // maxCalls is how many calls to the server one host has under way.
 const maxCalls = 64
 
+// MaxReplicas bounds Options.Replicas.
+const MaxReplicas = 16
+
 // Options of Open. What is left zero takes the default that is named.
 type Options struct {
 	// Target says where the server is and who we are there; see ParseURL.
@@ -82,8 +85,8 @@ func (o Options) withDefaults() (Options, error) {
 	if o.Probe <= 0 {
 		o.Probe = 500 * time.Millisecond
 	}
-	if o.Replicas < 0 || o.Replicas > 16 {
-		return o, fmt.Errorf("%w: store.redis.replicas is %d: allowed are 0 to 16", store.ErrRefused, o.Replicas)
+	if o.Replicas < 0 || o.Replicas > MaxReplicas {
+		return o, fmt.Errorf("%w: store.redis.replicas is %d: allowed are 0 to %d", store.ErrRefused, o.Replicas, MaxReplicas)
 	}
 	if o.Dir == "" {
 		return o, fmt.Errorf("%w: data_dir is empty: a host has to remember what it has seen of the server", store.ErrRefused)
@@ -107,8 +110,8 @@ func Open(ctx context.Context, o Options) (*Store, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := o.Target.check(); err != nil {
-		return nil, err
+	if err := o.Target.Check(); err != nil {
+		return nil, fmt.Errorf("%w: %w", store.ErrRefused, err)
 	}
 	quiet()
 	file, seen, err := openMemory(o.Dir, o.Target.Cluster)

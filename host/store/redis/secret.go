@@ -6,12 +6,15 @@ import (
 	"fmt"
 	"os"
 	"strings"
-
-	"github.com/dodona-project/dodona/host/store"
 )
 
 // maxSecret is more than any password; a file above it is another file.
 const maxSecret = 4 << 10
+
+// secretError is one of a file with a secret: nothing was sent without it.
+type secretError struct{ error }
+
+func (e *secretError) Unwrap() error { return e.error }
 
 // readSecret returns what a password file holds, without its line break. No file,
 // no password. key is the setting that names it.
@@ -20,7 +23,7 @@ func readSecret(key, name string) (string, error) {
 		return "", nil
 	}
 	refuse := func(format string, args ...any) error {
-		return fmt.Errorf("%w: %s: "+format, append([]any{store.ErrRefused, key}, args...)...)
+		return &secretError{fmt.Errorf("%s: "+format, append([]any{key}, args...)...)}
 	}
 	info, err := os.Stat(name)
 	if err != nil {
@@ -54,11 +57,11 @@ func (t *Target) tls() (*tls.Config, error) {
 	}
 	text, err := os.ReadFile(t.CAFile)
 	if err != nil {
-		return nil, fmt.Errorf("%w: store.redis.ca_file: %w", store.ErrRefused, err)
+		return nil, fmt.Errorf("store.redis.ca_file: %w", err)
 	}
 	c.RootCAs = x509.NewCertPool()
 	if !c.RootCAs.AppendCertsFromPEM(text) {
-		return nil, fmt.Errorf("%w: store.redis.ca_file: %s holds no certificate in PEM", store.ErrRefused, t.CAFile)
+		return nil, fmt.Errorf("store.redis.ca_file: %s holds no certificate in PEM", t.CAFile)
 	}
 	return c, nil
 }

@@ -8,8 +8,6 @@ import (
 	"regexp"
 	"strconv"
 	"strings"
-
-	"github.com/dodona-project/dodona/host/store"
 )
 
 // Kind is how the server is found.
@@ -50,11 +48,11 @@ var hostName = regexp.MustCompile(`^[A-Za-z0-9_]([A-Za-z0-9._-]{0,251}[A-Za-z0-9
 //	redis+cluster://[user@]host:port,host:port
 //
 // and the same with rediss, for TLS. The ports default to 6379, and 26379 for
-// Sentinels. A password is refused: it belongs in a file. Nothing of a refused
-// URL that could be a secret is in the error.
+// Sentinels. A password is refused: it belongs in a file. The error continues
+// "store: ", and nothing that could be a secret is in it.
 func ParseURL(text string) (Target, error) {
 	bad := func(format string, args ...any) (Target, error) {
-		return Target{}, fmt.Errorf("store: "+format, args...)
+		return Target{}, fmt.Errorf(format, args...)
 	}
 	scheme, rest, ok := strings.Cut(text, "://")
 	if !ok {
@@ -139,35 +137,31 @@ func address(text, port string) (string, error) {
 	return net.JoinHostPort(host, port), nil
 }
 
-// check refuses what the settings beside the URL get wrong.
-func (t *Target) check() error {
-	refuse := func(format string, args ...any) error {
-		return fmt.Errorf("%w: "+format, append([]any{store.ErrRefused}, args...)...)
-	}
-	if len(t.Addrs) == 0 {
-		return refuse("store: has no address: allowed are %s", urlForms)
-	}
-	if !clusterName.MatchString(t.Cluster) {
-		return refuse("store.redis.cluster is %.64q: allowed are 1 to 63 of a-z, 0-9 and -", t.Cluster)
-	}
-	if !t.TLS && (t.CAFile != "" || t.ServerName != "") {
-		return refuse("store.redis.ca_file and store.redis.server_name need TLS: use rediss:// in store")
-	}
-	if t.User != "" && t.PasswordFile == "" {
-		return refuse("store.redis.password_file is empty, but store names the user %.64q: name the file with its password", t.User)
-	}
-	if t.SentinelPasswordFile != "" && t.Kind != Sentinel {
-		return refuse("store.redis.sentinel_password_file is set, but store names no Sentinels")
+// Check finds what the settings beside the URL get wrong, and reads the files that
+// they name. The error begins with the setting's key.
+func (t *Target) Check() error {
+	switch {
+	case len(t.Addrs) == 0:
+		return fmt.Errorf("store: has no address: allowed are %s", urlForms)
+	case !clusterName.MatchString(t.Cluster):
+		return fmt.Errorf("store.redis.cluster: is %.64q: allowed are 1 to 63 of a-z, 0-9 and -", t.Cluster)
+	case !t.TLS && t.CAFile != "":
+		return errors.New("store.redis.ca_file: needs TLS: use rediss:// in store")
+	case !t.TLS && t.ServerName != "":
+		return errors.New("store.redis.server_name: needs TLS: use rediss:// in store")
+	case t.User != "" && t.PasswordFile == "":
+		return fmt.Errorf("store.redis.password_file: is empty, but store names the user %.64q: name the file with its password", t.User)
+	case t.SentinelPasswordFile != "" && t.Kind != Sentinel:
+		return errors.New("store.redis.sentinel_password_file: is set, but store names no Sentinels")
 	}
 	if _, err := t.tls(); err != nil {
 		return err
 	}
-	for key, file := range map[string]string{"password_file": t.PasswordFile, "sentinel_password_file": t.SentinelPasswordFile} {
-		if _, err := readSecret("store.redis."+key, file); err != nil {
-			return err
-		}
+	if _, err := readSecret("store.redis.password_file", t.PasswordFile); err != nil {
+		return err
 	}
-	return nil
+	_, err := readSecret("store.redis.sentinel_password_file", t.SentinelPasswordFile)
+	return err
 }
 
 // String is the target without secrets, as its URL.

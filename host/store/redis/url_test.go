@@ -90,7 +90,7 @@ func TestBadSettings(t *testing.T) {
 		"cluster":           {"redis://h", func(o *redis.Options) { o.Target.Cluster = "a}b" }, "store.redis.cluster"},
 		"replicas":          {"redis://h", func(o *redis.Options) { o.Replicas = -1 }, "store.redis.replicas"},
 		"no directory":      {"redis://h", func(o *redis.Options) { o.Dir = "" }, "data_dir"},
-		"user, no password": {"redis://me@h", func(*redis.Options) {}, "store.redis.password_file is empty"},
+		"user, no password": {"redis://me@h", func(*redis.Options) {}, "store.redis.password_file: is empty"},
 		"no such file":      {"redis://h", func(o *redis.Options) { o.Target.PasswordFile = filepath.Join(dir, "none") }, "store.redis.password_file"},
 		"a loose file":      {"redis://h", func(o *redis.Options) { o.Target.PasswordFile = file("loose", "x", 0o644) }, "chmod 600"},
 		"an empty file":     {"redis://h", func(o *redis.Options) { o.Target.PasswordFile = file("empty", "\n", 0o600) }, "one line"},
