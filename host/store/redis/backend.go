@@ -156,10 +156,7 @@ func (b *backend) await(ctx context.Context, deadline time.Time) (*link, error) 
 
 // final reports whether waiting does not help.
 func (a *away) final() bool {
-	if f, ok := faultOf(a.err); ok && !f.wait {
-		return true
-	}
-	return errors.Is(a.err, store.ErrForeign) || errors.Is(a.err, store.ErrRefused) || errors.Is(a.err, store.ErrClosed)
+	return !helps(a.err) || errors.Is(a.err, store.ErrForeign) || errors.Is(a.err, store.ErrRefused) || errors.Is(a.err, store.ErrClosed)
 }
 
 // Admit implements store.Remote.

@@ -63,12 +63,6 @@ func (b *backend) Commit(ctx context.Context, u *store.Union) (store.Outcome, er
 	}
 }
 
-// helps reports whether waiting a little may cure a call's error.
-func helps(err error) bool {
-	f, ok := faultOf(err)
-	return !ok || f.wait
-}
-
 // fail words the end of a commit that did not come to an answer.
 func (c *commit) fail(err error) error {
 	if c.sent {

@@ -104,7 +104,7 @@ func (s *sentinels) find(ctx context.Context) (place, error) {
 			defer client.Close()
 			master, err := client.Master(ctx, s.o.Target.Master).Result()
 			if err != nil {
-				a.err = fmt.Errorf("sentinel %s: %w", addr, err)
+				a.err = fmt.Errorf("sentinel %s: %w", addr, explain(err))
 				return
 			}
 			a.addr = redisAddr(master["ip"], master["port"])
@@ -162,7 +162,7 @@ func (n *nodes) find(ctx context.Context) (place, error) {
 			n.mu.Unlock()
 			return p, nil
 		}
-		errs = append(errs, fmt.Errorf("node %s: %w", addr, err))
+		errs = append(errs, fmt.Errorf("node %s: %w", addr, explain(err)))
 	}
 	return place{}, fmt.Errorf("%w: no node of the Cluster names the master of our keys: %w", store.ErrUnavailable, errors.Join(errs...))
 }

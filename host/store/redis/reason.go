@@ -2,6 +2,7 @@ package redis
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"io"
@@ -62,6 +63,9 @@ func explain(err error) error {
 		return fmt.Errorf("%w: %s (%w)", f.is, f.means, err)
 	}
 	var netErr net.Error
+	if text := tlsTrouble(err); text != "" {
+		return fmt.Errorf("%w: %s (%w)", store.ErrUnavailable, text, err)
+	}
 	switch {
 	case errors.Is(err, syscall.ECONNREFUSED):
 		return fmt.Errorf("%w: nobody listens at the server's address; start the server (%w)", store.ErrUnavailable, err)
@@ -75,6 +79,26 @@ func explain(err error) error {
 		return fmt.Errorf("%w: the server has closed the connection (%w)", store.ErrUnavailable, err)
 	}
 	return fmt.Errorf("%w: %w", store.ErrUnavailable, err)
+}
+
+// tlsTrouble says what is wrong with the server's side of TLS, "" when it is not
+// that.
+func tlsTrouble(err error) string {
+	var cert *tls.CertificateVerificationError
+	var header tls.RecordHeaderError
+	switch {
+	case errors.As(err, &cert):
+		return "the server's certificate does not hold; see store.redis.ca_file and store.redis.server_name"
+	case errors.As(err, &header):
+		return "the server does not speak TLS; use redis:// in store, or the server's TLS port"
+	}
+	return ""
+}
+
+// helps reports whether waiting a little may cure a call's error.
+func helps(err error) bool {
+	f, ok := faultOf(err)
+	return (!ok || f.wait) && tlsTrouble(err) == ""
 }
 
 // faultOf finds the fault of an error that the server has sent. An error of a
