@@ -21,7 +21,8 @@ type backend struct {
 	o       Options
 	log     hclog.Logger
 	keys    keys
-	process string // names this process in its commits
+	process string // names this process in its notices
+	field   string // of the generation record, for its commits
 	finder  finder
 	engine  *store.Engine
 	clock   *clock
@@ -40,6 +41,7 @@ type backend struct {
 	changed chan struct{} // closed and made anew when link or why changes
 	closed  bool
 
+	heard   atomic.Bool // this process hears the notices
 	poked   chan struct{}
 	closing chan struct{}
 	loops   sync.WaitGroup

@@ -438,7 +438,6 @@ func TestReasons(t *testing.T) {
 	t.Run("busy", func(t *testing.T) {
 		server := redistest.Start(t, append([]string{"busy-reply-threshold", "1"}, redistest.Safe...)...)
 		o := fast(options(t, url(server), newCluster()))
-		o.CallTimeout = 50 * time.Millisecond
 		s := open(t, o)
 		c := server.Client()
 		defer c.Close()

@@ -19,6 +19,7 @@ type commit struct {
 	u        *store.Union
 	keys     []string
 	args     []any
+	counts   [9]uint32 // see commit.lua
 	deadline time.Time
 	writes   bool
 	seq      uint64 // number that it was sent under
@@ -29,7 +30,7 @@ type commit struct {
 // makes the number of a commit say that all before it are settled.
 func (b *backend) Commit(ctx context.Context, u *store.Union) (store.Outcome, error) {
 	c := &commit{b: b, u: u, deadline: time.Now().Add(b.patience()), writes: len(u.Txs) > 0}
-	c.keys, c.args = b.encode(u)
+	c.encode()
 	var last error
 	for {
 		l, err := b.await(ctx, c.deadline)
@@ -130,7 +131,7 @@ func (c *commit) settle(ctx context.Context, l *link) (*store.Outcome, error) {
 func (b *backend) applied(ctx context.Context, l *link, seq uint64) (applied, base uint64, r reply, err error) {
 	before := b.seenNow()
 	err = b.call(ctx, func(ctx context.Context) (err error) {
-		r, err = run(ctx, l.client, settleScript, []string{b.keys.meta}, []any{l.id, l.runID, b.process, seq})
+		r, err = run(ctx, l.client, settleScript, []string{b.keys.meta}, []any{l.whose, b.field, seq})
 		return err
 	})
 	if err != nil {
@@ -184,11 +185,20 @@ func (c *commit) done(l *link, base uint64, r reply) *store.Outcome {
 
 // fill puts in what depends on the link and on the try.
 func (c *commit) fill(l *link) {
-	c.args[0], c.args[1] = l.id, l.runID
-	c.args[3] = ""
-	if c.writes {
-		c.args[3] = digits(c.seq)
+	c.args[0] = l.whose
+	flags := uint32(0)
+	for i, on := range []bool{c.u.Exact, c.b.o.Replicas == 0, c.u.Conflicts >= 2, c.b.heard.Load()} {
+		if on {
+			flags |= 1 << i
+		}
 	}
+	c.counts[0] = flags
+	header := make([]byte, 0, 4*len(c.counts)+16)
+	for _, n := range c.counts {
+		header = binary.BigEndian.AppendUint32(header, n)
+	}
+	header = binary.BigEndian.AppendUint64(header, c.seq) // 0 when nothing is written
+	c.args[2] = binary.BigEndian.AppendUint64(header, c.u.Base)
 }
 
 // fresh reads a conflict's records and heads.
@@ -203,7 +213,7 @@ func (c *commit) fresh(r reply) (*store.Answer, error) {
 	if !ok1 || !ok2 || len(stale)%2 != 0 || len(heads)%2 != 0 {
 		return nil, bad
 	}
-	names := c.keys[3:]
+	names := c.keys[2:]
 	for i := 0; i < len(stale); i += 2 {
 		n, err := number(stale[i])
 		if err != nil || n < 1 || n > uint64(len(c.u.Reads)) {
@@ -226,34 +236,28 @@ func (c *commit) fresh(r reply) (*store.Answer, error) {
 	return a, nil
 }
 
-// encode makes a union the keys and arguments of the commit script. Where several
+// encode makes the union the keys and arguments of the commit script. Where several
 // transactions write the same thing, the last counts.
-func (b *backend) encode(u *store.Union) (keys []string, args []any) {
+func (c *commit) encode() {
+	b, u := c.b, c.u
 	w := collect(u)
-	keys = make([]string, 0, 3+len(u.Reads)+len(w.records)+len(w.indexes)+len(w.logs))
-	keys = append(keys, b.keys.meta, b.keys.heads, b.keys.claim)
-	args = make([]any, 0, 32+len(u.Reads)+2*len(u.Heads)+2*len(w.records))
-	base, claim, atOnce, hard := "", "", "", 0
-	if u.Exact {
-		base = digits(u.Base)
-	}
-	if u.Conflicts >= 2 {
-		claim = "1"
-	}
-	if b.o.Replicas == 0 {
-		atOnce = "1"
-	}
+	keys := make([]string, 0, 2+len(u.Reads)+len(w.records)+len(w.indexes)+len(w.logs))
+	keys = append(keys, b.keys.meta, b.keys.heads)
+	args := make([]any, 0, 8+len(u.Reads)+2*len(u.Heads)+2*len(w.records))
+	lastHard := 0
 	for i, tx := range u.Txs {
 		if tx.Hard {
-			hard = i + 1
+			lastHard = i + 1
 		}
+	}
+	for i, n := range []int{len(u.Txs), lastHard, len(u.Reads), len(u.Heads), w.puts, len(w.records) - w.puts, len(w.indexes), len(w.logs)} {
+		c.counts[1+i] = uint32(n)
 	}
 	message := ""
 	if len(u.Txs) > 0 {
 		message = b.message(w.records)
 	}
-	args = append(args, "", "", b.process, "", base, len(u.Txs), hard, atOnce, claim, b.keys.notice, message,
-		len(u.Reads), len(u.Heads), w.puts, len(w.records)-w.puts, len(w.indexes), len(w.logs))
+	args = append(args, "", b.field, "", b.keys.notice, message)
 	for key, v := range u.Reads {
 		keys = append(keys, b.keys.record(key))
 		args = append(args, version(v))
@@ -289,7 +293,7 @@ func (b *backend) encode(u *store.Union) (keys []string, args []any) {
 			args = append(args, p)
 		}
 	}
-	return keys, args
+	c.keys, c.args = keys, args
 }
 
 // written is what a union comes to.

@@ -1,9 +1,6 @@
 -- Makes, takes over or adopts the generation record, if it still is what the
--- caller has judged. KEYS: 1 generation record. ARGV: the id, master and revision
--- that were found ('' = none), then fields and values to set.
-local found = redis.call('HMGET', KEYS[1], 'id', 'master', 'revision')
-for i = 1, 3 do
-  if (found[i] or '') ~= ARGV[i] then return 0 end
-end
-redis.call('HSET', KEYS[1], unpack(ARGV, 4))
+-- caller has judged. KEYS: 1 generation record. ARGV: the state that was found ('' =
+-- none), then fields and values to set.
+if (redis.call('HGET', KEYS[1], 'state') or '') ~= ARGV[1] then return 0 end
+redis.call('HSET', KEYS[1], unpack(ARGV, 2))
 return 1

@@ -38,8 +38,8 @@ type found struct {
 	Kept       uint64 // see store.Info
 	First      uint64
 
-	Damaged string    // what is wrong with the generation record
-	raw     [3]string // id, master and revision as they are there
+	Damaged string // what is wrong with the generation record
+	raw     string // its state as it is there
 }
 
 // verdict is what to do with a server.

@@ -24,6 +24,7 @@ type link struct {
 	place
 	runID  string
 	id     string // of the generation
+	whose  string // both, as scripts compare them
 	epoch  uint64
 	client *redis.Client
 
@@ -40,7 +41,7 @@ type link struct {
 }
 
 func (b *backend) newLink(p place, runID, id string) (*link, error) {
-	l := &link{place: p, runID: runID, id: id, gone: make(chan struct{})}
+	l := &link{place: p, runID: runID, id: id, whose: whose(id, runID), gone: make(chan struct{})}
 	l.rounds.next = newRound()
 	l.rounds.wake = make(chan struct{}, 1)
 	o, err := b.serverOptions(p.addr)
@@ -110,7 +111,9 @@ func (b *backend) inspect(ctx context.Context, c redis.Cmdable) (s server, err e
 	if err != nil {
 		return s, err
 	}
-	s.runID = infoField(info, "run_id")
+	if s.runID = infoField(info, "run_id"); s.runID == "" || len(s.runID) > 40 {
+		return s, fmt.Errorf("%w: the server tells no run id of up to 40 digits, so a restart of it cannot be seen", store.ErrRefused)
+	}
 	v := infoField(info, "redis_version")
 	if major, minor := versionOf(v); major < 6 || major == 6 && minor < 2 {
 		return s, fmt.Errorf("%w: the server is Redis %.32q: 6.2 is the oldest that can be used", store.ErrRefused, v)
@@ -183,33 +186,28 @@ func (b *backend) inspectSettings(ctx context.Context, c redis.Cmdable, s *serve
 func unknownCommand(err error) bool { return redis.HasErrorPrefix(err, "ERR unknown command") }
 
 func (b *backend) inspectData(ctx context.Context, c redis.Cmdable) (f found, err error) {
-	fields := []string{"format", "generation", "id", "master", "revision", "hard", "confirmed", "clock", "kept", "first"}
+	fields := []string{"format", "generation", "kept", "first", "state"}
 	list, err := c.HMGet(ctx, b.keys.meta, fields...).Result()
 	if err != nil {
 		return f, err
 	}
-	for i, to := range []any{&f.Format, &f.Generation, &f.ID, &f.Master, &f.Revision, &f.Hard, &f.Confirmed, &f.Clock, &f.Kept, &f.First} {
+	for i, to := range []*uint64{&f.Format, &f.Generation, &f.Kept, &f.First} {
 		text, ok := list[i].(string)
 		if !ok {
 			continue
 		}
 		f.Exists = true
-		switch fields[i] {
-		case "id":
-			f.raw[0] = text
-		case "master":
-			f.raw[1] = text
-		case "revision":
-			f.raw[2] = text
+		if *to, err = strconv.ParseUint(text, 10, 53); err != nil {
+			f.Damaged = fmt.Sprintf("field %s of its generation record %s is %.64q, not a number", fields[i], b.keys.meta, text)
 		}
-		switch to := to.(type) {
-		case *string:
-			*to = text
-		case *uint64:
-			if *to, err = strconv.ParseUint(text, 10, 53); err != nil {
-				f.Damaged = fmt.Sprintf("field %s of its generation record %s is %.64q, not a number", fields[i], b.keys.meta, text)
-			}
+	}
+	if text, ok := list[4].(string); ok {
+		f.Exists, f.raw = true, text
+		s, ok := parseState(text)
+		if !ok {
+			f.Damaged = fmt.Sprintf("field state of its generation record %s has %d bytes that do not parse", b.keys.meta, len(text))
 		}
+		f.ID, f.Master, f.Revision, f.Hard, f.Confirmed, f.Clock = s.id, s.runID, s.revision, s.hard, s.confirmed, s.clock
 	}
 	if !f.Exists {
 		n, err := c.Exists(ctx, b.keys.heads).Result()

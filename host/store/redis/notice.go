@@ -35,6 +35,7 @@ func (b *backend) listen(l *link, sub *redis.PubSub) {
 			}
 			_ = sub.Close()
 		}(sub)
+		b.heard.Store(true)
 		for {
 			m, err := sub.ReceiveMessage(ctx)
 			if err != nil {
@@ -42,6 +43,7 @@ func (b *backend) listen(l *link, sub *redis.PubSub) {
 			}
 			b.notice(m.Payload)
 		}
+		b.heard.Store(false)
 		close(received)
 		<-closed
 		for sub = nil; sub == nil; {

@@ -35,7 +35,7 @@ func (b *backend) Read(ctx context.Context, q *store.Query) (*store.Answer, erro
 
 func (b *backend) ask(q *store.Query) (keys []string, args []any) {
 	keys = append(keys, b.keys.meta, b.keys.heads)
-	args = append(args, "", "", len(q.Records), len(q.Heads), len(q.Scans), len(q.Logs))
+	args = append(args, "", b.field, len(q.Records), len(q.Heads), len(q.Scans), len(q.Logs))
 	for _, key := range q.Records {
 		keys = append(keys, b.keys.record(key))
 	}
@@ -55,7 +55,7 @@ func (b *backend) ask(q *store.Query) (keys []string, args []any) {
 
 func (b *backend) readOnce(ctx context.Context, l *link, q *store.Query, keys []string, args []any) (*store.Answer, error) {
 	before := b.seenNow()
-	args[0], args[1] = l.id, l.runID
+	args[0] = l.whose
 	var r reply
 	err := b.call(ctx, func(ctx context.Context) (err error) {
 		r, err = run(ctx, l.client, readScript, keys, args)

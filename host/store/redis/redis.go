@@ -123,6 +123,7 @@ func Open(ctx context.Context, o Options) (*Store, error) {
 		clock: newClock(), calls: make(chan struct{}, maxCalls),
 		poked: make(chan struct{}, 1), closing: make(chan struct{}),
 	}
+	b.field = "c:" + b.process
 	b.remember(seen)
 	b.finder = newFinder(&b.o)
 	engine := store.New(b, store.Options{MaxBatchWrites: maxUnionWrites, MaxBatchBytes: maxUnionBytes, Relist: o.Relist})

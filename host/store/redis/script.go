@@ -6,6 +6,7 @@ import (
 	"encoding/binary"
 	"fmt"
 	"strconv"
+	"strings"
 
 	"github.com/redis/go-redis/v9"
 
@@ -36,17 +37,51 @@ var (
 // keys names what is ours on the server. All keys carry the same tag, so that a
 // Cluster keeps them in one slot.
 type keys struct {
-	prefix, meta, heads, claim, notice string
+	prefix, meta, heads, notice string
 }
 
 func keysOf(cluster string) keys {
 	p := "{dona:" + cluster + "}:"
-	return keys{prefix: p, meta: p + "meta", heads: p + "heads", claim: p + "claim", notice: p + "notice"}
+	return keys{prefix: p, meta: p + "meta", heads: p + "heads", notice: p + "notice"}
 }
 
 func (k *keys) record(key string) string { return k.prefix + "r:" + key }
 func (k *keys) index(name string) string { return k.prefix + "i:" + name }
 func (k *keys) log(name string) string   { return k.prefix + "l:" + name }
+
+// state is the field of the generation record that each commit reads and writes.
+type state struct {
+	id                                     string // of the generation, 16 hex digits
+	runID                                  string // of the server
+	revision, hard, confirmed, clock, skew uint64
+}
+
+const stateLen = 16 + 40 + 5*8
+
+// whose is what a script compares before it does anything.
+func whose(id, runID string) string { return fmt.Sprintf("%-16.16s%-40.40s", id, runID) }
+
+func (s *state) String() string {
+	text := []byte(whose(s.id, s.runID))
+	for _, n := range []uint64{s.revision, s.hard, s.confirmed, s.clock, s.skew} {
+		text = binary.BigEndian.AppendUint64(text, n)
+	}
+	return string(text)
+}
+
+func parseState(text string) (s state, ok bool) {
+	if len(text) != stateLen {
+		return s, false
+	}
+	s.id, s.runID = strings.TrimRight(text[:16], " "), strings.TrimRight(text[16:56], " ")
+	for i, to := range []*uint64{&s.revision, &s.hard, &s.confirmed, &s.clock, &s.skew} {
+		*to = binary.BigEndian.Uint64([]byte(text[56+8*i:]))
+		if *to >= 1<<53 {
+			return s, false
+		}
+	}
+	return s, true
+}
 
 // reply is what the scripts begin their answers with.
 type reply struct {

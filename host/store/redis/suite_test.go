@@ -44,7 +44,7 @@ func options(t testing.TB, url, cluster string) redis.Options {
 	return redis.Options{Target: target, Dir: t.TempDir(), CallTimeout: slack, Logger: logger()}
 }
 
-// open opens a store that must be ready.
+// open opens a store and waits until it is ready.
 func open(t testing.TB, o redis.Options) *redis.Store {
 	t.Helper()
 	if info, err := os.Stat(o.Dir); err == nil && info.Mode().Perm() != 0o700 {
@@ -57,9 +57,7 @@ func open(t testing.TB, o redis.Options) *redis.Store {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = s.Close() })
-	if state := s.Info().State; state != "ready" {
-		t.Fatalf("the store is %s", state)
-	}
+	redistest.Await(t, "the store is ready", func() bool { return s.Info().State == "ready" })
 	return s
 }
 

@@ -2,9 +2,9 @@ package redis
 
 import (
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
-	"strconv"
 	"time"
 	"unicode/utf8"
 
@@ -109,7 +109,7 @@ func (b *backend) probe(ctx context.Context, l *link) error {
 		b.log.Warn("the server's durability has changed", "durability", words)
 	}
 	// For the clock; and to have confirmed what somebody left unconfirmed.
-	_, err = b.readOnce(ctx, l, &store.Query{}, []string{b.keys.meta, b.keys.heads}, []any{"", "", 0, 0, 0, 0})
+	_, err = b.readOnce(ctx, l, &store.Query{}, []string{b.keys.meta, b.keys.heads}, []any{"", b.field, 0, 0, 0, 0})
 	return err
 }
 
@@ -144,7 +144,7 @@ func (b *backend) connect(ctx context.Context) error {
 		case foreign:
 			return foreignError(text)
 		case create:
-			_, err = b.install(ctx, c, &s, "format", Format, "generation", 1, "id", newToken(), "revision", 0, "hard", 0, "confirmed", 0, "clock", 0, "skew", 0, "kept", 0, "first", 1)
+			_, err = b.install(ctx, c, &s, &state{id: newToken()}, "format", Format, "generation", 1, "kept", 0, "first", 1)
 		case takeOver:
 			err = b.takeOver(ctx, c, &s, before)
 		default:
@@ -157,13 +157,14 @@ func (b *backend) connect(ctx context.Context) error {
 	return fmt.Errorf("%w: the generation record changes faster than it can be read", store.ErrUnavailable)
 }
 
-// install sets fields of the generation record, if it is as it was found. It tells
-// whether it was.
-func (b *backend) install(ctx context.Context, c *redis.Client, s *server, fields ...any) (bool, error) {
+// install sets the state, for this server, and fields of the generation record, if
+// it is as it was found. It tells whether it was.
+func (b *backend) install(ctx context.Context, c *redis.Client, s *server, st *state, fields ...any) (bool, error) {
 	ctx, cancel := b.within(ctx)
 	defer cancel()
-	args := []any{s.found.raw[0], s.found.raw[1], s.found.raw[2], "master", s.runID}
-	n, err := installScript.Run(ctx, c, []string{b.keys.meta}, append(args, fields...)...).Int()
+	st.runID = s.runID
+	args := append([]any{s.found.raw, "state", st.String()}, fields...)
+	n, err := installScript.Run(ctx, c, []string{b.keys.meta}, args...).Int()
 	return n == 1, err
 }
 
@@ -174,8 +175,10 @@ func (b *backend) takeOver(ctx context.Context, c *redis.Client, s *server, befo
 	if err != nil {
 		return err
 	}
-	revision := max(s.found.Revision, before.Revision) + jump
-	done, err := b.install(ctx, c, s, "revision", revision, "kept", s.found.Revision, "first", revision+1, "skew", skew)
+	f := &s.found
+	revision := max(f.Revision, before.Revision) + jump
+	done, err := b.install(ctx, c, s, &state{id: f.ID, revision: revision, hard: f.Hard, confirmed: f.Confirmed, clock: f.Clock, skew: skew},
+		"kept", f.Revision, "first", revision+1)
 	if done {
 		b.log.Warn("a new master, or the old one after a restart: revisions go on above all that may have been given out", "run_id", s.runID, "kept", s.found.Revision, "revision", revision)
 	}
@@ -210,7 +213,7 @@ func (b *backend) linkTo(ctx context.Context, p place, s *server) error {
 	before := b.seenNow()
 	var r reply
 	err = b.call(ctx, func(ctx context.Context) (err error) {
-		r, err = run(ctx, l.client, readScript, []string{b.keys.meta, b.keys.heads}, []any{l.id, l.runID, 0, 0, 0, 0})
+		r, err = run(ctx, l.client, readScript, []string{b.keys.meta, b.keys.heads}, []any{l.whose, b.field, 0, 0, 0, 0})
 		return err
 	})
 	if err == nil && r.status != "OK" {
@@ -270,13 +273,10 @@ func (b *backend) prune(ctx context.Context, l *link, clock uint64) {
 
 // commitClock is the last part of a process's field: when it committed.
 func commitClock(value string) uint64 {
-	for i := len(value) - 1; i >= 0; i-- {
-		if value[i] == ':' {
-			n, _ := strconv.ParseUint(value[i+1:], 10, 64)
-			return n
-		}
+	if len(value) != 4*8 {
+		return 0
 	}
-	return 0
+	return binary.BigEndian.Uint64([]byte(value[3*8:]))
 }
 
 // maxReason bounds the reason of an adoption, in bytes.
@@ -330,9 +330,12 @@ func (b *backend) adoptFound(ctx context.Context, reason string) error {
 	f := s.found
 	revision := max(f.Revision, before.Revision) + jump
 	generation := max(f.Generation, before.Generation) + 1
-	done, err := b.install(ctx, c, &s, "format", Format, "generation", generation, "id", newToken(),
-		"revision", revision, "hard", revision, "confirmed", map[bool]uint64{true: revision}[b.o.Replicas == 0], "clock", f.Clock, "skew", skew,
-		"kept", f.Revision, "first", revision+1, "adopted", reason, "adopted_was", text)
+	st := &state{id: newToken(), revision: revision, hard: revision, clock: f.Clock, skew: skew}
+	if b.o.Replicas == 0 {
+		st.confirmed = revision
+	}
+	done, err := b.install(ctx, c, &s, st, "format", Format, "generation", generation, "kept", f.Revision, "first", revision+1,
+		"adopted", reason, "adopted_was", text)
 	if err != nil {
 		return explain(err)
 	}
