@@ -50,7 +50,7 @@ fuzz-short: ## each fuzz target for 20 seconds
 	  done; done
 
 .PHONY: bench
-bench: ## figures beside their peers; JOB=name runs one
+bench: redis ## figures beside their peers; JOB=name runs one
 	cd examples/bench && $(GO) run . -job '$(JOB)' -write ../../docs/performance.md
 
 .PHONY: cover

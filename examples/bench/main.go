@@ -68,6 +68,7 @@ var jobs = []job{
 	{"decision", "a whole decision: residency, 10 flags, weights, pick, done", decisionJob},
 	{"snapshot", "a full snapshot of about 78 KB to 1,000 watchers in another process", snapshotJob},
 	{"store", "compare-and-set of a record of 256 bytes, durable", storeJob},
+	{"redis", "compare-and-set of a record of 256 bytes on a Redis server", redisJob},
 	{"plugin", "a unary call of 128 bytes to a plugin process over a unix socket", pluginJob},
 }
 
@@ -103,7 +104,7 @@ func run(only, file string) error {
 		out.WriteString(text + "\n")
 	}
 	if ran == 0 {
-		return fmt.Errorf("there is no job %q: known are decision, snapshot, store, plugin", only)
+		return fmt.Errorf("there is no job %q: known are decision, snapshot, store, redis, plugin", only)
 	}
 	if only != "" || file == "" {
 		return nil

@@ -226,6 +226,7 @@ func (b *backend) Close() error {
 	b.loops.Wait()
 	b.looking.Lock()
 	defer b.looking.Unlock()
+	defer b.memory.close()
 	if err := b.memory.save(b.seenNow()); err != nil {
 		return fmt.Errorf("store: remember what was seen of the server: %w", err)
 	}

@@ -35,7 +35,10 @@ func (b *backend) Commit(ctx context.Context, u *store.Union) (store.Outcome, er
 	for {
 		l, err := b.await(ctx, c.deadline)
 		if err != nil {
-			return store.Outcome{}, c.fail(errors.Join(err, last))
+			if last != nil {
+				err = fmt.Errorf("%w; before that: %w", err, last)
+			}
+			return store.Outcome{}, c.fail(err)
 		}
 		if l.epoch != u.Epoch {
 			if c.sent {

@@ -80,6 +80,10 @@ redis.call('HSET', meta, 'state', whose .. struct.pack('>I8I8I8I8I8', revision, 
 if claimed then redis.call('HDEL', meta, 'claim') end
 
 local pairs_ = {}
+if nputs == 1 then
+  redis.call('SET', KEYS[firstput], struct.pack('>I8', base + arg()) .. arg())
+  nputs, firstput = 0, firstput + 1
+end
 for i = 0, nputs - 1 do
   local offset, value = arg(), arg()
   pairs_[#pairs_ + 1] = KEYS[firstput + i]

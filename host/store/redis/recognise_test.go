@@ -142,6 +142,24 @@ func TestPutBack(t *testing.T) {
 			t.Errorf("%s: afterwards: %q, %v", tt.name, v, err)
 		}
 	}
+	// What was put back can be adopted, with what it lacks given up.
+	before := revision(t, s)
+	server.Kill()
+	must(t, os.RemoveAll(data))
+	must(t, os.CopyFS(data, os.DirFS(backup)))
+	server.Restart()
+	redistest.Await(t, "it is recognised", func() bool { return isForeign(s) })
+	must(t, s.Adopt(t.Context(), "a test"))
+	if v, err := get(s, "k"); v != "old" || err != nil {
+		t.Errorf("adopted: %q, %v", v, err)
+	}
+	if after := revision(t, s); after < before+1<<32 {
+		t.Errorf("revision %d after adopting, %d before", after, before)
+	}
+	must(t, put(s, store.Hard, "k", "newer"))
+	if other, err := redis.Open(t.Context(), o); !errors.Is(err, store.ErrRefused) || !strings.Contains(err.Error(), "another host is running on this data directory") {
+		t.Errorf("a second host on one data directory: %v, %v", other, err)
+	}
 	must(t, s.Close())
 }
 
