@@ -227,6 +227,7 @@ func (b *backend) Close() error {
 	b.looking.Lock()
 	defer b.looking.Unlock()
 	defer b.memory.close()
+	defer b.finder.close()
 	if err := b.memory.save(b.seenNow()); err != nil {
 		return fmt.Errorf("store: remember what was seen of the server: %w", err)
 	}

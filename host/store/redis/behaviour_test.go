@@ -451,6 +451,24 @@ func TestReasons(t *testing.T) {
 		}
 		redistest.Await(t, "the server is used again", func() bool { return put(s, store.Soft, "k", "v") == nil })
 	})
+	t.Run("loading", func(t *testing.T) {
+		server := redistest.Start(t, redistest.Safe...)
+		s := open(t, fast(options(t, url(server), newCluster())))
+		must(t, s.Update(ctx, store.Hard, func(tx store.Tx) error {
+			for range 20_000 {
+				if _, err := tx.Append("log", nil); err != nil {
+					return err
+				}
+			}
+			return tx.Put("k", []byte("v"))
+		}))
+		server.Kill()
+		// It takes seconds to load these, and says so from time to time.
+		server.Set("key-load-delay", "200")
+		server.Restart()
+		redistest.Await(t, "the server is loading", func() bool { return strings.Contains(state(s), "loading its data; wait") })
+		redistest.Await(t, "it has loaded", func() bool { v, err := get(s, "k"); return err == nil && v == "v" })
+	})
 	t.Run("misconf", func(t *testing.T) {
 		server := redistest.Start(t, "stop-writes-on-bgsave-error", "yes")
 		s := open(t, fast(options(t, url(server), newCluster())))

@@ -21,17 +21,19 @@ type place struct {
 	replicas int // that there are, also those that are away; -1 = not known
 }
 
-// finder asks where the master is.
+// finder asks where the master is. Its methods are called by one goroutine at a
+// time.
 type finder interface {
 	find(ctx context.Context) (place, error)
+	close()
 }
 
 func newFinder(o *Options) finder {
 	switch o.Target.Kind {
 	case Sentinel:
-		return &sentinels{o: o}
+		return &sentinels{peers{o: o}}
 	case Cluster:
-		return &nodes{o: o}
+		return &nodes{peers: peers{o: o}}
 	}
 	return fixed{o.Target.Addrs[0]}
 }
@@ -39,6 +41,42 @@ func newFinder(o *Options) finder {
 type fixed struct{ addr string }
 
 func (f fixed) find(context.Context) (place, error) { return place{addr: f.addr, replicas: -1}, nil }
+func (f fixed) close()                              {}
+
+// peers are the connections to those who are asked where the master is.
+type peers struct {
+	o *Options
+
+	mu      sync.Mutex
+	clients map[string]*redis.Client
+}
+
+// client returns the connections to one of them.
+func (p *peers) client(addr, user, secretKey, secretFile string) (*redis.Client, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if c := p.clients[addr]; c != nil {
+		return c, nil
+	}
+	o, err := p.o.clientOptions(addr, user, secretKey, secretFile)
+	if err != nil {
+		return nil, err
+	}
+	if p.clients == nil {
+		p.clients = make(map[string]*redis.Client)
+	}
+	p.clients[addr] = redis.NewClient(o)
+	return p.clients[addr], nil
+}
+
+func (p *peers) close() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for addr, c := range p.clients {
+		_ = c.Close()
+		delete(p.clients, addr)
+	}
+}
 
 // clientOptions are those of every connection of ours: no retries and no
 // reconnecting of the library's own, which would hide what happens.
@@ -80,7 +118,7 @@ func (e *dialError) Unwrap() error { return e.error }
 
 // sentinels asks all Sentinels and believes the one with the newest
 // configuration: after a partition some still name the old master.
-type sentinels struct{ o *Options }
+type sentinels struct{ peers }
 
 func (s *sentinels) find(ctx context.Context) (place, error) {
 	type answer struct {
@@ -95,14 +133,14 @@ func (s *sentinels) find(ctx context.Context) (place, error) {
 	for i, addr := range s.o.Target.Addrs {
 		wg.Go(func() {
 			a := &answers[i]
-			o, err := s.o.clientOptions(addr, "", "store.redis.sentinel_password_file", s.o.Target.SentinelPasswordFile)
+			client, err := s.client(addr, "", "store.redis.sentinel_password_file", s.o.Target.SentinelPasswordFile)
 			if err != nil {
 				a.err = err
 				return
 			}
-			client := redis.NewSentinelClient(o)
-			defer client.Close()
-			master, err := client.Master(ctx, s.o.Target.Master).Result()
+			cmd := redis.NewMapStringStringCmd(ctx, "SENTINEL", "MASTER", s.o.Target.Master)
+			_ = client.Process(ctx, cmd)
+			master, err := cmd.Result()
 			if err != nil {
 				a.err = fmt.Errorf("sentinel %s: %w", addr, explain(err))
 				return
@@ -140,26 +178,20 @@ func redisAddr(host, port string) string {
 
 // nodes asks the nodes of a Cluster, one after another, who has our slot.
 type nodes struct {
-	o *Options
-
-	mu   sync.Mutex
-	last string // answered last
+	peers
+	last string // answered last; one look is under way at a time
 }
 
 func (n *nodes) find(ctx context.Context) (place, error) {
-	n.mu.Lock()
 	addrs := n.o.Target.Addrs
 	if n.last != "" {
 		addrs = append([]string{n.last}, addrs...)
 	}
-	n.mu.Unlock()
 	var errs []error
 	for _, addr := range addrs {
 		p, err := n.ask(ctx, addr)
 		if err == nil {
-			n.mu.Lock()
 			n.last = addr
-			n.mu.Unlock()
 			return p, nil
 		}
 		errs = append(errs, fmt.Errorf("node %s: %w", addr, explain(err)))
@@ -170,12 +202,10 @@ func (n *nodes) find(ctx context.Context) (place, error) {
 func (n *nodes) ask(ctx context.Context, addr string) (place, error) {
 	ctx, cancel := context.WithTimeout(ctx, n.o.CallTimeout)
 	defer cancel()
-	o, err := n.o.clientOptions(addr, n.o.Target.User, "store.redis.password_file", n.o.Target.PasswordFile)
+	client, err := n.client(addr, n.o.Target.User, "store.redis.password_file", n.o.Target.PasswordFile)
 	if err != nil {
 		return place{}, err
 	}
-	client := redis.NewClient(o)
-	defer client.Close()
 	slot, err := client.ClusterKeySlot(ctx, keysOf(n.o.Target.Cluster).meta).Result()
 	if err != nil {
 		return place{}, err

@@ -107,6 +107,10 @@ type server struct {
 func (b *backend) inspect(ctx context.Context, c redis.Cmdable) (s server, err error) {
 	ctx, cancel := b.within(ctx)
 	defer cancel()
+	// First what a server that is loading refuses: the rest it answers, slowly.
+	if s.found, err = b.inspectData(ctx, c); err != nil {
+		return s, err
+	}
 	info, err := c.Info(ctx, "server").Result()
 	if err != nil {
 		return s, err
@@ -124,11 +128,7 @@ func (b *backend) inspect(ctx context.Context, c redis.Cmdable) (s server, err e
 	if !s.master {
 		return s, fmt.Errorf("%w: the server is a replica, not the master", store.ErrUnavailable)
 	}
-	if err := b.inspectSettings(ctx, c, &s); err != nil {
-		return s, err
-	}
-	s.found, err = b.inspectData(ctx, c)
-	return s, err
+	return s, b.inspectSettings(ctx, c, &s)
 }
 
 func versionOf(text string) (major, minor int) {

@@ -131,6 +131,7 @@ func Open(ctx context.Context, o Options) (*Store, error) {
 	b.drop(nil, fmt.Errorf("%w: not looked at yet", store.ErrUnavailable))
 	if err := b.look(ctx); err != nil && errors.Is(err, store.ErrRefused) {
 		b.closeLink()
+		b.finder.close()
 		file.close()
 		return nil, err
 	}
