@@ -128,7 +128,7 @@ func Open(ctx context.Context, o Options) (*Store, error) {
 	b.finder = newFinder(&b.o)
 	engine := store.New(b, store.Options{MaxBatchWrites: maxUnionWrites, MaxBatchBytes: maxUnionBytes, Relist: o.Relist})
 	b.engine = engine
-	b.drop(nil, fmt.Errorf("%w: not looked at yet", store.ErrUnavailable))
+	b.why, b.changed = &away{err: fmt.Errorf("%w: not looked at yet", store.ErrUnavailable), since: time.Now()}, make(chan struct{})
 	if err := b.look(ctx); err != nil && errors.Is(err, store.ErrRefused) {
 		b.closeLink()
 		b.finder.close()
