@@ -86,11 +86,14 @@ func newPinned(c *cache, epoch uint64) *pinned {
 	return p
 }
 
-func (p *pinned) forget() {
-	p.known = Answer{
-		Records: make(map[string]Record), Heads: make(map[string]uint64),
-		Scans: make(map[ScanQuery][]Entry), Logs: make(map[LogQuery][]LogEntry),
+func (p *pinned) forget() { p.known = Answer{} }
+
+// keep adds one thing to a map that is made when it is needed.
+func keep[K comparable, V any](m *map[K]V, key K, value V) {
+	if *m == nil {
+		*m = make(map[K]V)
 	}
+	(*m)[key] = value
 }
 
 func (p *pinned) revision() uint64 { return p.rev }
@@ -104,7 +107,7 @@ func (p *pinned) get(key string) (Record, bool) {
 		r, ok := p.cache.records[key]
 		p.cache.mu.Unlock()
 		if ok {
-			p.known.Records[key] = r
+			keep(&p.known.Records, key, r)
 			return r, true
 		}
 	}
@@ -121,7 +124,7 @@ func (p *pinned) head(log string) (uint64, bool) {
 		h, ok := p.cache.heads[log]
 		p.cache.mu.Unlock()
 		if ok {
-			p.known.Heads[log] = h
+			keep(&p.known.Heads, log, h)
 			return h, true
 		}
 	}
@@ -168,16 +171,16 @@ func (p *pinned) wantedAll() *Query {
 func (p *pinned) fill(a *Answer) {
 	p.rev = max(p.rev, a.Revision)
 	for key, r := range a.Records {
-		p.known.Records[key] = r
+		keep(&p.known.Records, key, r)
 	}
 	for log, head := range a.Heads {
-		p.known.Heads[log] = head
+		keep(&p.known.Heads, log, head)
 	}
 	for q, found := range a.Scans {
-		p.known.Scans[q] = found
+		keep(&p.known.Scans, q, found)
 	}
 	for q, found := range a.Logs {
-		p.known.Logs[q] = found
+		keep(&p.known.Logs, q, found)
 	}
 	if p.cache != nil {
 		p.cache.fill(a)

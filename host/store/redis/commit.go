@@ -325,6 +325,13 @@ type logWrites struct {
 
 func collect(u *store.Union) *written {
 	w := &written{}
+	if len(u.Txs) == 1 && len(u.Txs[0].Records) == 1 && len(u.Txs[0].Indexes)+len(u.Txs[0].Appends) == 0 {
+		w.records = []recordWrite{{Write: u.Txs[0].Records[0], offset: 1}} // the lone caller's
+		if !w.records[0].Delete {
+			w.puts = 1
+		}
+		return w
+	}
 	records := make(map[string]int)
 	type member struct{ index, member string }
 	members := make(map[member]store.IndexWrite)
