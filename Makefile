@@ -30,16 +30,16 @@ run: build ## the main job on this machine: a canary rolls out, a bad one rolls 
 demo: run ## the same as run
 
 .PHONY: test
-test: build prometheus ## build and test everything, under 10 minutes on 2 cores
+test: build prometheus redis ## build and test everything, under 10 minutes on 2 cores
 	$(GO) vet ./...
 	$(GO) test -timeout 9m ./...
 
 .PHONY: race
-race: prometheus ## the tests under the race detector
+race: prometheus redis ## the tests under the race detector
 	$(GO) test -race -timeout 20m $(PKGS)
 
 .PHONY: faults
-faults: ## faults made on real processes; REPEAT=1 for many seeds
+faults: redis ## faults made on real processes; REPEAT=1 for many seeds
 	$(GO) test -tags faults -count=1 -timeout 30m ./cmd/dona-host/... ./host/store/... ./host/rollout/... ./host/delivery/... ./plugins/...
 
 .PHONY: fuzz-short
@@ -50,11 +50,11 @@ fuzz-short: ## each fuzz target for 20 seconds
 	  done; done
 
 .PHONY: bench
-bench: ## figures beside their peers; JOB=name runs one
+bench: redis ## figures beside their peers; JOB=name runs one
 	cd examples/bench && $(GO) run . -job '$(JOB)' -write ../../docs/performance.md
 
 .PHONY: cover
-cover: prometheus ## test coverage, by package
+cover: prometheus redis ## test coverage, by package
 	@mkdir -p $(CACHE)
 	$(GO) test -timeout 9m -coverprofile=$(CACHE)/cover.out $(PKGS)
 	$(GO) tool cover -func=$(CACHE)/cover.out | tail -1
@@ -95,6 +95,14 @@ prometheus:
 	  command -v apt-get >/dev/null && [ "$$(id -u)" = 0 ] && \
 	  { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends prometheus; } >$${TMPDIR:-/tmp}/dona-apt.log 2>&1; } || \
 	  { echo 'the tests need a Prometheus server: install the package prometheus so that it is on the PATH'; exit 1; }
+
+# Installed without being started: the tests start their own.
+.PHONY: redis
+redis:
+	@{ command -v redis-server && command -v redis-sentinel; } >/dev/null || { \
+	  command -v apt-get >/dev/null && [ "$$(id -u)" = 0 ] && \
+	  { apt-get update -qq && DEBIAN_FRONTEND=noninteractive RUNLEVEL=1 apt-get install -y -qq --no-install-recommends redis-server redis-sentinel; } >$${TMPDIR:-/tmp}/dona-apt.log 2>&1; } || \
+	  { echo 'the tests need Redis: install redis-server and redis-sentinel so that they are on the PATH'; exit 1; }
 
 .PHONY: clean
 clean: ## remove what the targets made

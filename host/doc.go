@@ -19,7 +19,7 @@
 // The packages, from the bottom up:
 //
 //   - limits, refusal: the numbers, the grammars, and how the host says no
-//   - store, store/embedded: transactions; all state lives here
+//   - store, store/embedded, store/redis: transactions; all state lives here
 //   - audit: the hash chain, appended in the transaction that acts
 //   - session: leases by stream and heartbeat, fences of reports
 //   - snapshot: versioned feeds to any number of watchers

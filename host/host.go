@@ -32,7 +32,6 @@ import (
 	"github.com/dodona-project/dodona/host/session"
 	"github.com/dodona-project/dodona/host/snapshot"
 	"github.com/dodona-project/dodona/host/store"
-	"github.com/dodona-project/dodona/host/store/embedded"
 	"github.com/dodona-project/dodona/plugins"
 	"github.com/dodona-project/dodona/plugins/analysis"
 	"github.com/dodona-project/dodona/plugins/external"
@@ -52,7 +51,7 @@ type Host struct {
 	log    hclog.Logger
 	id     string
 
-	store    *embedded.Store
+	store    store.Store
 	plane    *service.Plane
 	plugins  *plugins.Host
 	sessions *session.Registry
@@ -86,11 +85,7 @@ func New(c *config.Config, log hclog.Logger) (h *Host, err error) {
 	if h.plugins, err = h.newPlugins(ledger); err != nil {
 		return nil, &config.Error{Problems: []config.Problem{{Where: "plugins", Text: err.Error()}}}
 	}
-	h.store, err = embedded.Open(c.DataDir, embedded.Options{
-		Logger: log.Named("store"),
-		Fatal:  func(err error) { h.fatal <- err },
-	})
-	if err != nil {
+	if h.store, err = openStore(c, log.Named("store"), func(err error) { h.fatal <- err }); err != nil {
 		return nil, err
 	}
 	defer func() {
@@ -102,7 +97,7 @@ func New(c *config.Config, log hclog.Logger) (h *Host, err error) {
 		return nil, err
 	}
 	h.metrics.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}), buildInfo())
-	log.Info("host", "id", h.id, "version", Version, "store", "embedded", "data_dir", c.DataDir, "durability", h.store.Info().Durability)
+	log.Info("host", "id", h.id, "version", Version, "store", c.Store, "data_dir", c.DataDir, "durability", h.store.Info().Durability)
 	return h, h.wire(ledger)
 }
 

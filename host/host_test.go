@@ -42,10 +42,13 @@ type running struct {
 	log        *bytes.Buffer
 }
 
-func start(t *testing.T) *running {
+// start starts one; flags are added to what every one of these hosts is told.
+func start(t *testing.T, flags map[string]string) *running {
 	t.Helper()
 	dir := filepath.Join(t.TempDir(), "data")
-	c, err := config.Load("", nil, map[string]string{"dev": "true", "data-dir": dir, "grpc-listen": "127.0.0.1:0", "http-listen": "127.0.0.1:0"})
+	all := map[string]string{"dev": "true", "data-dir": dir, "grpc-listen": "127.0.0.1:0", "http-listen": "127.0.0.1:0"}
+	maps.Copy(all, flags)
+	c, err := config.Load("", nil, all)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -151,7 +154,7 @@ func labelsOf(text string) map[string]string {
 // TestHost starts a host, uses each part of it, and compares what it exports
 // with the page of metrics.
 func TestHost(t *testing.T) {
-	r := start(t)
+	r := start(t, nil)
 	if code, _ := r.get("/healthz"); code != 200 {
 		t.Errorf("/healthz answers %d", code)
 	}

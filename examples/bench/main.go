@@ -69,6 +69,7 @@ var jobs = []job{
 	{"pick", "one pick and done of each algorithm, endpoints of equal weight, half of them busy", pickJob},
 	{"snapshot", "a full snapshot of about 78 KB, one change, a burst, to 1,000 watchers in another process", snapshotJob},
 	{"store", "compare-and-set of a record of 256 bytes, durable", storeJob},
+	{"redis", "compare-and-set of a record of 256 bytes on a Redis server", redisJob},
 	{"plugin", "a unary call of 128 bytes to a plugin process over a unix socket; starts, memory, instances", pluginJob},
 }
 
@@ -105,7 +106,7 @@ func run(only, file string) error {
 		out.WriteString(text + "\n")
 	}
 	if ran == 0 {
-		return fmt.Errorf("there is no job %q: known are decision, pick, snapshot, store, plugin", only)
+		return fmt.Errorf("there is no job %q: known are decision, pick, snapshot, store, redis, plugin", only)
 	}
 	if only != "" || file == "" {
 		return nil

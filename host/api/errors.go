@@ -56,9 +56,16 @@ func answer(log hclog.Logger, method string, err error) error {
 		return status.Error(codes.DeadlineExceeded, "the call's deadline passed")
 	case errors.Is(err, store.ErrTooLarge):
 		return status.Error(codes.ResourceExhausted, "the request needs a larger transaction than the store takes")
-	case errors.Is(err, store.ErrFull), errors.Is(err, store.ErrReadOnly), errors.Is(err, store.ErrClosed), errors.Is(err, store.ErrUnknown):
+	case errors.Is(err, store.ErrFull), errors.Is(err, store.ErrReadOnly), errors.Is(err, store.ErrClosed):
 		log.Error("the store takes no writes", "method", method, "error", err)
 		return status.Error(codes.Unavailable, clip(err.Error()))
+	case errors.Is(err, store.ErrUnknown):
+		// The rest of the text names servers, which are nobody's business.
+		log.Error("a write was not confirmed", "method", method, "error", err)
+		return status.Error(codes.Unavailable, "outcome unknown: the write was sent and not confirmed; send the same request again")
+	case errors.Is(err, store.ErrUnavailable), errors.Is(err, store.ErrForeign), errors.Is(err, store.ErrRefused):
+		log.Error("the store cannot be used", "method", method, "error", err)
+		return status.Error(codes.Unavailable, "the store cannot be used now; the host's log and status say why")
 	}
 	log.Error("call failed", "method", method, "error", err)
 	return status.Error(codes.Internal, "the host failed; its log says why")

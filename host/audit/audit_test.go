@@ -222,6 +222,8 @@ func TestGuard(t *testing.T) {
 		{"read-only", store.ErrReadOnly, store.Hard, true},
 		{"closed", store.ErrClosed, store.Hard, true},
 		{"unknown", store.ErrUnknown, store.Hard, true},
+		{"away", store.ErrUnavailable, store.Hard, true},
+		{"foreign", store.ErrForeign, store.Hard, true},
 		{"stuck", nil, store.Hard, true},
 		{"the function's own error", own, store.Hard, false},
 		{"soft", store.ErrFull, store.Soft, false},

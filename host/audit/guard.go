@@ -34,8 +34,8 @@ func (g guarded) Update(ctx context.Context, d store.Durability, fn func(tx stor
 	refuse := func(text string) error {
 		return &refusal.Error{Kind: refusal.Unavailable, Reason: "audit", Text: text, Cause: err}
 	}
-	for _, cause := range []error{store.ErrFull, store.ErrReadOnly, store.ErrClosed} {
-		if errors.Is(err, cause) {
+	for _, cause := range []error{store.ErrFull, store.ErrReadOnly, store.ErrClosed, store.ErrUnavailable, store.ErrForeign, store.ErrRefused} {
+		if errors.Is(err, cause) && !errors.Is(err, store.ErrUnknown) {
 			return refuse(fmt.Sprintf("the audit entry cannot be written, so nothing was done: %s", cause))
 		}
 	}

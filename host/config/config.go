@@ -15,8 +15,11 @@ import (
 	"net"
 	"os"
 	"regexp"
+	"strconv"
 	"strings"
 	"time"
+
+	"github.com/dodona-project/dodona/host/store/redis"
 )
 
 // Config is a checked configuration.
@@ -26,7 +29,9 @@ type Config struct {
 	GRPCListen      string
 	BootstrapListen string
 	HTTPListen      string
-	Store           string
+	Store           string // "embedded", or a URL that Redis is parsed from
+	Redis           redis.Target
+	RedisReplicas   int // that hard writes wait for
 	TrustDomain     string
 	LogLevel        string
 	LogJSON         bool
@@ -96,14 +101,33 @@ func Settings() []Setting {
 			Help: "address of /metrics, /healthz and /readyz",
 			set:  address(func(c *Config) *string { return &c.HTTPListen })},
 		{Key: "store", Flag: "store", Default: "embedded",
-			Help: "where state is kept: embedded",
+			Help: "where state is kept: embedded, or redis://host:port/db and its other forms",
+			set:  setStore},
+		{Key: "store.redis.cluster", Flag: "redis-cluster", Default: "default",
+			Help: "hosts with one name share their data on the Redis server",
+			set:  text(func(c *Config) *string { return &c.Redis.Cluster })},
+		{Key: "store.redis.replicas", Flag: "redis-replicas", Default: "0",
+			Help: "replicas that must have a hard write: all there are, the same on all hosts",
 			set: func(c *Config, v string) error {
-				if v != "embedded" {
-					return fmt.Errorf("is %q: allowed is embedded", short(v))
+				n, err := strconv.Atoi(v)
+				if err != nil || n < 0 || n > redis.MaxReplicas {
+					return fmt.Errorf("is %q: allowed are 0 to %d", short(v), redis.MaxReplicas)
 				}
-				c.Store = v
+				c.RedisReplicas = n
 				return nil
 			}},
+		{Key: "store.redis.password_file", Flag: "redis-password-file", Default: "",
+			Help: "file of mode 0600 with the password of the user in store",
+			set:  text(func(c *Config) *string { return &c.Redis.PasswordFile })},
+		{Key: "store.redis.sentinel_password_file", Flag: "redis-sentinel-password-file", Default: "",
+			Help: "file of mode 0600 with the password of the Sentinels",
+			set:  text(func(c *Config) *string { return &c.Redis.SentinelPasswordFile })},
+		{Key: "store.redis.ca_file", Flag: "redis-ca-file", Default: "",
+			Help: "certificates in PEM that vouch for the server, with rediss",
+			set:  text(func(c *Config) *string { return &c.Redis.CAFile })},
+		{Key: "store.redis.server_name", Flag: "redis-server-name", Default: "",
+			Help: "name in the server's certificate, if not that in store",
+			set:  text(func(c *Config) *string { return &c.Redis.ServerName })},
 		{Key: "trust_domain", Flag: "trust-domain", Default: "dona.local",
 			Help: "SPIFFE trust domain; part of every audit chain's beginning",
 			set: func(c *Config, v string) error {
@@ -184,8 +208,27 @@ func (c *Config) check(where func(key string) string) (problems []Problem) {
 			add("plugins.dir", "is %q: it is not a directory", short(c.PluginDir))
 		}
 	}
+	problems = append(problems, c.checkStore(where)...)
 	if c.DataDir == "" || strings.ContainsAny(c.DataDir, "\n\x00") {
 		add("data_dir", "is %q: allowed is a path without line breaks", short(c.DataDir))
+	}
+	return problems
+}
+
+// checkStore judges the settings of a shared store; without one, there must be
+// none.
+func (c *Config) checkStore(where func(key string) string) (problems []Problem) {
+	if c.Store != "embedded" {
+		if err := c.Redis.Check(); err != nil {
+			key, text, _ := strings.Cut(err.Error(), ": ")
+			problems = append(problems, Problem{Where: where(key), Key: key, Text: text})
+		}
+		return problems
+	}
+	for _, s := range Settings() {
+		if strings.HasPrefix(s.Key, "store.redis.") && where(s.Key) != "default" {
+			problems = append(problems, Problem{Where: where(s.Key), Key: s.Key, Text: "is set, but store is embedded: name the server there"})
+		}
 	}
 	return problems
 }
@@ -197,6 +240,26 @@ func loopback(listen string) bool {
 	}
 	ip := net.ParseIP(host)
 	return host == "localhost" || ip != nil && ip.IsLoopback()
+}
+
+// setStore parses the URL and leaves what the settings below store.redis have set.
+func setStore(c *Config, v string) error {
+	if v == "embedded" {
+		c.Store = v
+		return nil
+	}
+	if !strings.Contains(v, "://") {
+		return fmt.Errorf("is %q: allowed are embedded and redis://host:port/db with its other forms", short(v))
+	}
+	t, err := redis.ParseURL(v)
+	if err != nil {
+		return err
+	}
+	old := c.Redis
+	c.Store, c.Redis = t.String(), t
+	c.Redis.Cluster, c.Redis.PasswordFile, c.Redis.SentinelPasswordFile = old.Cluster, old.PasswordFile, old.SentinelPasswordFile
+	c.Redis.CAFile, c.Redis.ServerName = old.CAFile, old.ServerName
+	return nil
 }
 
 func text(at func(*Config) *string) func(*Config, string) error {

@@ -173,6 +173,9 @@ func (l *loader) mapping(n *yaml.Node, prefix string, settings map[string]Settin
 	for i := 0; i+1 < len(n.Content); i += 2 {
 		keyNode, value := n.Content[i], n.Content[i+1]
 		key := prefix + keyNode.Value
+		if key == "store.url" {
+			key = "store" // for those who write store as a mapping, with redis beside the URL
+		}
 		switch {
 		case keyNode.Kind != yaml.ScalarNode || value.Kind == yaml.AliasNode || keyNode.Anchor != "" || value.Anchor != "":
 			l.add(l.at(keyNode), short(key), "uses an anchor, an alias or a key that is no word: not allowed")
@@ -183,6 +186,10 @@ func (l *loader) mapping(n *yaml.Node, prefix string, settings map[string]Settin
 		}
 		seen[key] = true
 		if s, ok := settings[key]; ok {
+			if value.Kind == yaml.MappingNode && prefix == "" && len(under(settings, key+".")) > 0 {
+				l.mapping(value, key+".", settings, depth+1)
+				continue
+			}
 			if value.Kind != yaml.ScalarNode {
 				l.add(l.at(value), key, "is not a single value")
 				continue
@@ -213,6 +220,9 @@ func under(settings map[string]Setting, prefix string) []string {
 			word, _, _ := strings.Cut(rest, ".")
 			words[word] = true
 		}
+	}
+	if prefix == "store." {
+		words["url"] = true
 	}
 	if prefix == "plugins." {
 		for _, kind := range pluginKinds {

@@ -58,6 +58,15 @@ type Remote interface {
 
 	// Read answers q at one revision.
 	Read(ctx context.Context, q *Query) (*Answer, error)
+
+	// Admit says, before a transaction runs, why none of durability d can be
+	// committed now; nil lets it in. It does not wait.
+	Admit(d Durability) error
+
+	// Epoch changes when the server's data is not the one that was read before,
+	// so that nothing remembered of it counts any more. A Commit with another
+	// Epoch than the current one is a conflict without answers.
+	Epoch() uint64
 }
 
 // A Query asks a Remote for everything a batch of transactions still misses.
@@ -89,6 +98,11 @@ type Answer struct {
 	Heads    map[string]uint64
 	Scans    map[ScanQuery][]Entry
 	Logs     map[LogQuery][]LogEntry
+
+	// Durable waits until each hard transaction that the answer shows is
+	// durable; nil when they are. After an error the answer may show what a
+	// fault takes back.
+	Durable func(ctx context.Context) error
 }
 
 // A Union is a batch of transactions that is committed as one step. The n-th
@@ -105,6 +119,11 @@ type Union struct {
 	Heads map[string]uint64 // the newest sequence number of each log appended to
 
 	Txs []TxWrites
+
+	// Epoch is that of what was read. Conflicts is how often in a row this batch
+	// has met one. Both are for a Remote.
+	Epoch     uint64
+	Conflicts int
 
 	// Hard says that a transaction of the batch is hard, even if that one has
 	// written nothing: it may rest on what is not durable yet.

@@ -24,9 +24,7 @@ func (e *Engine) run(calls []*call) (rest []*call) {
 	ctx, stop := batchContext(calls)
 	defer stop()
 	var pinned *pinned
-	if e.remote != nil {
-		pinned = newPinned(e.cache)
-	}
+	conflicts := 0
 	for len(calls) > 0 {
 		b := &batch{now: e.backend.Now()}
 		if e.resident != nil {
@@ -37,7 +35,11 @@ func (e *Engine) run(calls []*call) (rest []*call) {
 			}
 			b.src, b.base, b.union.Exact = residentSource{snap}, snap.Revision(), true
 		} else {
+			if epoch := e.remote.Epoch(); pinned == nil || pinned.epoch != epoch {
+				pinned = newPinned(e.cache, epoch)
+			}
 			b.src, b.base = pinned, pinned.revision()
+			b.union.Epoch, b.union.Conflicts = pinned.epoch, conflicts
 			b.union.Reads = make(map[string]uint64)
 			b.union.Heads = make(map[string]uint64)
 		}
@@ -68,6 +70,7 @@ func (e *Engine) run(calls []*call) (rest []*call) {
 			failAll(calls, err)
 			return rest
 		case out.Conflict != nil:
+			conflicts++
 			if pinned != nil {
 				pinned.conflict(out.Conflict)
 			}
@@ -87,7 +90,7 @@ func (e *Engine) run(calls []*call) (rest []*call) {
 // returns how many calls took part.
 func (e *Engine) runOnce(b *batch, calls []*call) (fits int) {
 	for i, c := range calls {
-		if i > 0 && (b.below.count >= e.opts.MaxBatchWrites || b.below.size >= e.opts.MaxBatchBytes) {
+		if i > 0 && e.full(b.below.count, b.below.size) {
 			return i
 		}
 		if c.finished {
@@ -116,6 +119,12 @@ func (e *Engine) runOnce(b *batch, calls []*call) (fits int) {
 			c.err = t.failed
 		}
 		writes := c.err == nil && c.panicked == nil && t.own.count > 0
+		if writes && len(b.union.Txs) > 0 && e.full(b.below.count+t.own.count-1, b.below.size+t.own.size-1) {
+			// It runs again with the next union. What it has read stays among
+			// the reads, which costs at most a conflict.
+			b.ran = b.ran[:len(b.ran)-1]
+			return i
+		}
 		b.wrote = append(b.wrote, writes)
 		if writes {
 			t.writes.Hard = c.hard
@@ -124,6 +133,11 @@ func (e *Engine) runOnce(b *batch, calls []*call) (fits int) {
 		}
 	}
 	return len(calls)
+}
+
+// full reports whether a union of so many writes and bytes takes no more.
+func (e *Engine) full(writes, bytes int) bool {
+	return writes >= e.opts.MaxBatchWrites || bytes >= e.opts.MaxBatchBytes
 }
 
 // runFn runs the call's function once and notes what came of it. It returns

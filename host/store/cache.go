@@ -14,6 +14,7 @@ type cache struct {
 	records  map[string]Record
 	heads    map[string]uint64
 	revision uint64 // the newest seen
+	epoch    uint64 // of all the above
 }
 
 func newCache(limit int) *cache {
@@ -41,6 +42,18 @@ func (c *cache) putHead(log string, head uint64) {
 	c.heads[log] = head
 }
 
+// enter forgets all that is of another epoch, and returns the newest revision.
+func (c *cache) enter(epoch uint64) (revision uint64) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.epoch != epoch {
+		c.epoch, c.revision = epoch, 0
+		clear(c.records)
+		clear(c.heads)
+	}
+	return c.revision
+}
+
 func (c *cache) fill(a *Answer) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -57,28 +70,30 @@ func (c *cache) fill(a *Answer) {
 // runs, so that the cache dropping a record cannot make it run for ever.
 type pinned struct {
 	cache *cache // nil in a View
+	epoch uint64
 	rev   uint64
 	known Answer
 	miss  Query
 	asked Query // all that was ever missed
 }
 
-func newPinned(c *cache) *pinned {
-	p := &pinned{cache: c}
+func newPinned(c *cache, epoch uint64) *pinned {
+	p := &pinned{cache: c, epoch: epoch}
 	p.forget()
 	if c != nil {
-		c.mu.Lock()
-		p.rev = c.revision
-		c.mu.Unlock()
+		p.rev = c.enter(epoch)
 	}
 	return p
 }
 
-func (p *pinned) forget() {
-	p.known = Answer{
-		Records: make(map[string]Record), Heads: make(map[string]uint64),
-		Scans: make(map[ScanQuery][]Entry), Logs: make(map[LogQuery][]LogEntry),
+func (p *pinned) forget() { p.known = Answer{} }
+
+// keep adds one thing to a map that is made when it is needed.
+func keep[K comparable, V any](m *map[K]V, key K, value V) {
+	if *m == nil {
+		*m = make(map[K]V)
 	}
+	(*m)[key] = value
 }
 
 func (p *pinned) revision() uint64 { return p.rev }
@@ -92,7 +107,7 @@ func (p *pinned) get(key string) (Record, bool) {
 		r, ok := p.cache.records[key]
 		p.cache.mu.Unlock()
 		if ok {
-			p.known.Records[key] = r
+			keep(&p.known.Records, key, r)
 			return r, true
 		}
 	}
@@ -109,7 +124,7 @@ func (p *pinned) head(log string) (uint64, bool) {
 		h, ok := p.cache.heads[log]
 		p.cache.mu.Unlock()
 		if ok {
-			p.known.Heads[log] = h
+			keep(&p.known.Heads, log, h)
 			return h, true
 		}
 	}
@@ -156,16 +171,16 @@ func (p *pinned) wantedAll() *Query {
 func (p *pinned) fill(a *Answer) {
 	p.rev = max(p.rev, a.Revision)
 	for key, r := range a.Records {
-		p.known.Records[key] = r
+		keep(&p.known.Records, key, r)
 	}
 	for log, head := range a.Heads {
-		p.known.Heads[log] = head
+		keep(&p.known.Heads, log, head)
 	}
 	for q, found := range a.Scans {
-		p.known.Scans[q] = found
+		keep(&p.known.Scans, q, found)
 	}
 	for q, found := range a.Logs {
-		p.known.Logs[q] = found
+		keep(&p.known.Logs, q, found)
 	}
 	if p.cache != nil {
 		p.cache.fill(a)
@@ -205,9 +220,10 @@ func (p *pinned) committed(base uint64, txs []TxWrites) {
 	c.revision = max(c.revision, base+uint64(len(txs)))
 }
 
-// viewRemote runs fn until all it asks for was answered at one revision.
+// viewRemote runs fn until all it asks for was answered at one revision, and
+// waits until the hard writes that it has seen are durable.
 func (e *Engine) viewRemote(ctx context.Context, fn func(tx ReadTx) error) (again bool, err error) {
-	p := newPinned(nil)
+	p := newPinned(nil, 0)
 	a, err := e.remote.Read(ctx, &Query{})
 	if err != nil {
 		return false, err
@@ -220,6 +236,11 @@ func (e *Engine) viewRemote(ctx context.Context, fn func(tx ReadTx) error) (agai
 		err = fn(readOnly{t})
 		t.dead = true
 		if !t.missed {
+			if a.Durable != nil {
+				if derr := a.Durable(ctx); derr != nil {
+					return false, derr
+				}
+			}
 			return false, err
 		}
 		if a, err = e.remote.Read(ctx, p.wantedAll()); err != nil {

@@ -104,6 +104,11 @@ func (e *Engine) Update(ctx context.Context, d Durability, fn func(tx Tx) error)
 	if d != Soft && d != Hard {
 		return errors.New("store: durability must be Soft or Hard")
 	}
+	if e.remote != nil {
+		if err := e.remote.Admit(d); err != nil {
+			return err
+		}
+	}
 	e.inside.Add(1)
 	defer e.inside.Add(-1)
 	c := &call{ctx: ctx, fn: fn, hard: d == Hard, wake: make(chan struct{}, 1)}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"runtime"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -29,7 +30,14 @@ type server struct {
 	engines  []*store.Engine
 
 	reads, commits, conflicts atomic.Int64
+
+	epoch  atomic.Uint64
+	noHard atomic.Bool // hard transactions are not admitted
+	most   int         // writes seen in one union, under mu
+	tries  []int       // Union.Conflicts of each commit, under mu
 }
+
+var errNoHard = errors.New("no hard transactions now")
 
 func newServer() *server {
 	return &server{records: map[string]store.Record{}, indexes: map[string]map[string]uint64{}, logs: map[string][][]byte{}}
@@ -42,7 +50,7 @@ type host struct {
 }
 
 func (s *server) join(t testing.TB) *store.Engine {
-	e := store.New(&host{server: s}, store.Options{MaxCached: 8}) // small: things drop out
+	e := store.New(&host{server: s}, store.Options{MaxCached: 8, MaxBatchWrites: 10}) // small: things drop out
 	s.mu.Lock()
 	s.engines = append(s.engines, e)
 	s.mu.Unlock()
@@ -53,6 +61,18 @@ func (s *server) join(t testing.TB) *store.Engine {
 func (h *host) Now() time.Time   { return time.Now() }
 func (h *host) Info() store.Info { return store.Info{Backend: "fake", State: "ready"} }
 func (h *host) Close() error     { h.closed.Store(true); return nil }
+
+func (h *host) Epoch() uint64 { return h.epoch.Load() }
+
+func (h *host) Admit(d store.Durability) error {
+	if h.closed.Load() {
+		return store.ErrClosed
+	}
+	if d == store.Hard && h.noHard.Load() {
+		return errNoHard
+	}
+	return nil
+}
 
 func (h *host) Read(_ context.Context, q *store.Query) (*store.Answer, error) {
 	if h.closed.Load() {
@@ -99,6 +119,16 @@ func (h *host) Commit(_ context.Context, u *store.Union) (store.Outcome, error) 
 	}
 	h.commits.Add(1)
 	h.mu.Lock()
+	if u.Epoch != h.epoch.Load() {
+		h.mu.Unlock()
+		return store.Outcome{Conflict: &store.Answer{}}, nil
+	}
+	writes := 0
+	for _, tx := range u.Txs {
+		writes += len(tx.Records)
+	}
+	h.most = max(h.most, writes)
+	h.tries = append(h.tries, u.Conflicts)
 	fresh := &store.Answer{Revision: h.revision, Records: map[string]store.Record{}, Heads: map[string]uint64{}}
 	conflict := u.Exact && u.Base != h.revision
 	for key, version := range u.Reads {
@@ -222,6 +252,10 @@ func TestHostsDoNotLoseEachOthersWrites(t *testing.T) {
 	if s.revision != uint64(want) {
 		t.Errorf("revision %d after %d transactions", s.revision, want)
 	}
+	tried := slices.Max(s.tries)
+	if s.conflicts.Load() > 0 && tried == 0 {
+		t.Error("no union says that it has met a conflict")
+	}
 	t.Logf("%d transactions: %d commits, %d conflicts, %d reads", want, s.commits.Load(), s.conflicts.Load(), s.reads.Load())
 }
 
@@ -284,5 +318,85 @@ func TestErrorsDoNotRestOnAStaleCache(t *testing.T) {
 	}
 	if err := a.Update(t.Context(), store.Hard, take); err != nil {
 		t.Errorf("the cache still has the record that another host deleted: %v", err)
+	}
+}
+
+// A union keeps to its limit; a transaction that is larger by itself goes alone.
+func TestUnionsKeepToTheirLimit(t *testing.T) {
+	s := newServer()
+	e := s.join(t)
+	gate, inside := make(chan struct{}), make(chan struct{})
+	var wg sync.WaitGroup
+	put := func(n int, begun func()) {
+		wg.Go(func() {
+			err := e.Update(context.Background(), store.Soft, func(tx store.Tx) error {
+				begun()
+				for i := range n {
+					if err := tx.Put(fmt.Sprint(n, "-", i), nil); err != nil {
+						return err
+					}
+				}
+				return nil
+			})
+			if err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	var once sync.Once
+	put(1, func() { once.Do(func() { close(inside); <-gate }) })
+	<-inside
+	for _, n := range []int{4, 4, 4, 9, 3, 25, 2} { // all waiting at once
+		put(n, func() {})
+	}
+	for e.Waiting() < 7 {
+		runtime.Gosched()
+	}
+	close(gate)
+	wg.Wait()
+	if s.most != 25 {
+		t.Errorf("the largest union had %d writes, want 25: the large transaction alone", s.most)
+	}
+	for _, n := range []int{1, 4, 9, 3, 25, 2} {
+		if r := s.records[fmt.Sprint(n, "-", n-1)]; !r.Exists() {
+			t.Errorf("the transaction with %d writes is not there", n)
+		}
+	}
+}
+
+// What is not admitted fails at once, and holds up nobody else.
+func TestAdmission(t *testing.T) {
+	s := newServer()
+	e := s.join(t)
+	s.noHard.Store(true)
+	err := e.Update(t.Context(), store.Hard, func(store.Tx) error { t.Error("it runs"); return nil })
+	if !errors.Is(err, errNoHard) {
+		t.Errorf("a hard update: %v", err)
+	}
+	if err := e.Update(t.Context(), store.Soft, func(tx store.Tx) error { return tx.Put("k", nil) }); err != nil {
+		t.Errorf("a soft update: %v", err)
+	}
+}
+
+// When the data is another, nothing that was cached of the old one counts, though
+// its version be the same.
+func TestEpoch(t *testing.T) {
+	s := newServer()
+	e := s.join(t)
+	for _, value := range []string{"old", "new"} {
+		s.mu.Lock()
+		s.revision = 7
+		s.records["k"] = store.Record{Value: []byte(value), Version: 7}
+		s.mu.Unlock()
+		s.epoch.Add(1)
+		var got string
+		err := e.Update(t.Context(), store.Soft, func(tx store.Tx) error {
+			r, err := tx.Get("k")
+			got = string(r.Value)
+			return errors.Join(err, tx.Put("seen", nil))
+		})
+		if err != nil || got != value {
+			t.Errorf("read %q, want %q (%v)", got, value, err)
+		}
 	}
 }

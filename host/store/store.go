@@ -45,6 +45,15 @@ var (
 	ErrFull = errors.New("store: no space left")
 	// ErrReadOnly means that the file system takes no writes. As ErrFull.
 	ErrReadOnly = errors.New("store: read-only file system")
+	// ErrUnavailable means that the store's server cannot be used now: not
+	// reached, starting, not the master, or not willing. The text says which and
+	// what to do. Nothing was done; it works again by itself once the cause is
+	// gone.
+	ErrUnavailable = errors.New("store: not available")
+	// ErrForeign means that the store's server does not hold the data that this
+	// host knows: it is empty, older, or of another history. Reads and writes
+	// are refused until somebody has looked and said to go on from there.
+	ErrForeign = errors.New("store: foreign")
 	// ErrRefused is wrapped by the error of an open that was declined for
 	// safety: the data directory is locked by another host, its modes are too
 	// loose, its file is damaged, of another program or of a newer format. The
@@ -102,7 +111,7 @@ type Info struct {
 	Backend    string // embedded, redis
 	ID         string // of this data, made at its creation
 	Durability string // "durable", or "not durable: <why>"
-	State      string // "ready", or what is wrong and what to do
+	State      string // "ready", or what is wrong and what to do; "foreign: <why>"
 
 	// Kept is the newest revision of any record that was there when the store
 	// was opened, First the lowest one that this opening can give out. A version

@@ -1,0 +1,156 @@
+package redis
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/dodona-project/dodona/host/store"
+)
+
+// memory is the file where a host keeps what it has seen of the server: outside
+// of it, so that a server that forgets does not make the host forget.
+type memory struct {
+	name    string
+	cluster string
+	last    seen // what the file says
+	lock    *os.File
+}
+
+// memoryFile is the file's content, as JSON.
+type memoryFile struct {
+	Format  int    `json:"format"`
+	Cluster string `json:"cluster"`
+	Seen    seen   `json:"seen"`
+}
+
+const memoryFormat = 1
+
+// openMemory reads the file in dir, which is made when it is not there. A file
+// that does not hold is refused: to go on without it would be to forget.
+func openMemory(dir, cluster string) (*memory, seen, error) {
+	refuse := func(format string, args ...any) (*memory, seen, error) {
+		return nil, seen{}, fmt.Errorf("%w: "+format, append([]any{store.ErrRefused}, args...)...)
+	}
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return nil, seen{}, fmt.Errorf("store: data directory: %w", err)
+	}
+	info, err := os.Stat(dir)
+	if err != nil {
+		return nil, seen{}, fmt.Errorf("store: data directory: %w", err)
+	}
+	if mode := info.Mode().Perm(); mode&0o077 != 0 {
+		return refuse("data directory %s has mode %04o, others than its owner must have no access: chmod 700 %s", dir, mode, dir)
+	}
+	m := &memory{name: filepath.Join(dir, "redis-"+cluster+".json"), cluster: cluster}
+	if m.lock, err = lock(filepath.Join(dir, lockName)); err != nil {
+		return nil, seen{}, err
+	}
+	s, err := m.load()
+	if err != nil {
+		m.close()
+		return nil, seen{}, err
+	}
+	return m, s, nil
+}
+
+// lockName is the file of the data directory that a running host has locked, also
+// one with an embedded store: two hosts need two directories.
+const lockName = "store.lock"
+
+// lock takes the directory for this process. The lock is the kernel's: it ends
+// with the process, and the file that carries it stays.
+func lock(path string) (*os.File, error) {
+	f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o600)
+	if err != nil {
+		return nil, fmt.Errorf("store: lock: %w", err)
+	}
+	for deadline := time.Now().Add(time.Second); ; time.Sleep(20 * time.Millisecond) {
+		err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+		if err == nil {
+			return f, nil
+		}
+		if !errors.Is(err, unix.EWOULDBLOCK) && !errors.Is(err, unix.EINTR) {
+			_ = f.Close()
+			return nil, fmt.Errorf("store: lock %s: %w", path, err)
+		}
+		if time.Now().After(deadline) {
+			_ = f.Close()
+			return nil, fmt.Errorf("%w: %s is locked: another host is running on this data directory; stop it, or use another --data-dir", store.ErrRefused, path)
+		}
+	}
+}
+
+// close gives the directory free.
+func (m *memory) close() { _ = m.lock.Close() }
+
+// load reads what the file says.
+func (m *memory) load() (seen, error) {
+	refuse := func(format string, args ...any) (seen, error) {
+		return seen{}, fmt.Errorf("%w: "+format, append([]any{store.ErrRefused}, args...)...)
+	}
+	info, err := os.Lstat(m.name)
+	if errors.Is(err, fs.ErrNotExist) {
+		return seen{}, nil
+	}
+	if err != nil {
+		return seen{}, fmt.Errorf("store: %w", err)
+	}
+	if !info.Mode().IsRegular() || info.Size() > 64<<10 {
+		return refuse("%s is not the file where this host remembers its store", m.name)
+	}
+	if mode := info.Mode().Perm(); mode&0o077 != 0 {
+		return refuse("%s has mode %04o, others than its owner must have no access: chmod 600 %s", m.name, mode, m.name)
+	}
+	text, err := os.ReadFile(m.name)
+	if err != nil {
+		return seen{}, fmt.Errorf("store: %w", err)
+	}
+	var f memoryFile
+	d := json.NewDecoder(bytes.NewReader(text))
+	d.DisallowUnknownFields()
+	if err := d.Decode(&f); err != nil {
+		return refuse("%s does not parse: %w; remove it only if the server's data is known to be right", m.name, err)
+	}
+	if f.Format > memoryFormat {
+		return refuse("%s has format %d, this program knows up to %d: use a newer program", m.name, f.Format, memoryFormat)
+	}
+	if f.Format < 1 || f.Cluster != m.cluster || f.Seen.Generation == 0 || f.Seen.ID == "" {
+		return refuse("%s does not say what this host has seen of %s; remove it only if the server's data is known to be right", m.name, m.cluster)
+	}
+	m.last = f.Seen
+	return f.Seen, nil
+}
+
+// save replaces the file as one step, if there is something new to say.
+func (m *memory) save(s seen) error {
+	if s == m.last || s == (seen{}) {
+		return nil
+	}
+	text, err := json.Marshal(memoryFile{Format: memoryFormat, Cluster: m.cluster, Seen: s})
+	if err != nil {
+		return err
+	}
+	tmp, err := os.CreateTemp(filepath.Dir(m.name), "."+filepath.Base(m.name)+".*") // 0600
+	if err != nil {
+		return err
+	}
+	defer func() { _ = os.Remove(tmp.Name()) }()
+	_, err = tmp.Write(append(text, '\n'))
+	err = errors.Join(err, tmp.Sync(), tmp.Close())
+	if err != nil {
+		return err
+	}
+	if err := os.Rename(tmp.Name(), m.name); err != nil {
+		return err
+	}
+	m.last = s
+	return nil
+}
