@@ -23,7 +23,7 @@ import (
 // application's picks come to: the policy, the plugin's process, its plan, the
 // snapshot and the client that executes it.
 func TestStrategies(t *testing.T) {
-	r := start(t)
+	r := start(t, nil)
 	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
 	defer cancel()
 	conn, err := grpc.NewClient(r.grpc, grpc.WithTransportCredentials(insecure.NewCredentials()))
