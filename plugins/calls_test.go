@@ -62,8 +62,10 @@ func TestSlowButLegal(t *testing.T) {
 				switch {
 				case err == nil:
 					ok.Add(1)
-				case errors.Is(err, plugins.ErrDeadline):
-					late.Add(1) // ten milliseconds are not much on a busy machine
+				case errors.Is(err, plugins.ErrDeadline), errors.Is(err, plugins.ErrAway):
+					// Ten milliseconds are not much on a busy machine, and who is late
+					// three times in a row is replaced.
+					late.Add(1)
 				default:
 					t.Errorf("%s: %v", name, err)
 				}
