@@ -9,6 +9,8 @@ import (
 	"path/filepath"
 
 	"go.etcd.io/bbolt"
+
+	"github.com/dodona-project/dodona/host/store/datadir"
 )
 
 // restoreGap is what Restore adds to the revision, so that none that was issued
@@ -31,10 +33,10 @@ func (f *file) backup(w io.Writer) error {
 // those of the one that the backup was made of, unless that one has gone on for
 // more than 2^32 of them.
 func Restore(dir string, backup io.Reader) error {
-	if err := prepareDir(dir); err != nil {
+	if err := datadir.Prepare(dir); err != nil {
 		return err
 	}
-	unlock, err := lock(filepath.Join(dir, lockName), Options{}.withDefaults().LockTimeout)
+	unlock, err := datadir.Lock(dir, Options{}.withDefaults().LockTimeout)
 	if err != nil {
 		return err
 	}

@@ -10,16 +10,15 @@ import (
 	"time"
 
 	"go.etcd.io/bbolt"
-	"golang.org/x/sys/unix"
 
 	"github.com/dodona-project/dodona/host/store"
+	"github.com/dodona-project/dodona/host/store/datadir"
 )
 
 // Names in the data directory.
 const (
 	dataName  = "store.db"
 	freshName = "store.db.new" // being created; never anybody's data
-	lockName  = "store.lock"
 	probeName = "store.probe"
 )
 
@@ -29,10 +28,10 @@ func refuse(format string, args ...any) error {
 
 // openFile locks dir, verifies or creates its file, and loads it.
 func openFile(dir string, o Options) (f *file, st *state, err error) {
-	if err := prepareDir(dir); err != nil {
+	if err := datadir.Prepare(dir); err != nil {
 		return nil, nil, err
 	}
-	unlock, err := lock(filepath.Join(dir, lockName), o.LockTimeout)
+	unlock, err := datadir.Lock(dir, o.LockTimeout)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -51,7 +50,7 @@ func openFile(dir string, o Options) (f *file, st *state, err error) {
 	case err != nil:
 		return nil, nil, fmt.Errorf("store: %w", err)
 	}
-	if err := checkFile(path); err != nil {
+	if err := datadir.CheckFile(path); err != nil {
 		return nil, nil, err
 	}
 	if err := verify(path); err != nil {
@@ -76,67 +75,6 @@ func damaged(path string, err error) error {
 		return err
 	}
 	return refuse("%s: %w; nothing was changed: put a backup in its place, or move it away to begin anew", path, err)
-}
-
-func prepareDir(dir string) error {
-	info, err := os.Stat(dir)
-	if errors.Is(err, fs.ErrNotExist) {
-		if err := os.MkdirAll(dir, 0o700); err != nil {
-			return fmt.Errorf("store: data directory: %w", err)
-		}
-		info, err = os.Stat(dir)
-	}
-	if err != nil {
-		return fmt.Errorf("store: data directory: %w", err)
-	}
-	if !info.IsDir() {
-		return refuse("data directory %s is not a directory", dir)
-	}
-	if mode := info.Mode().Perm(); mode&0o077 != 0 {
-		return refuse("data directory %s has mode %04o, others than its owner must have no access: chmod 700 %s", dir, mode, dir)
-	}
-	return nil
-}
-
-func checkFile(path string) error {
-	info, err := os.Lstat(path)
-	if err != nil {
-		return fmt.Errorf("store: %w", err)
-	}
-	if !info.Mode().IsRegular() {
-		return refuse("%s is not a regular file", path)
-	}
-	if mode := info.Mode().Perm(); mode&0o077 != 0 {
-		return refuse("%s has mode %04o, others than its owner must have no access: chmod 600 %s", path, mode, path)
-	}
-	return nil
-}
-
-// lock takes the directory for this process. The lock is the kernel's: it ends
-// with the process, and the file that carries it stays.
-func lock(path string, timeout time.Duration) (unlock func() error, err error) {
-	f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o600)
-	if err != nil {
-		return nil, fmt.Errorf("store: lock: %w", err)
-	}
-	if err := checkFile(path); err != nil {
-		_ = f.Close()
-		return nil, err
-	}
-	for deadline := time.Now().Add(timeout); ; time.Sleep(20 * time.Millisecond) {
-		err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
-		if err == nil {
-			return f.Close, nil
-		}
-		if !errors.Is(err, unix.EWOULDBLOCK) && !errors.Is(err, unix.EINTR) {
-			_ = f.Close()
-			return nil, fmt.Errorf("store: lock %s: %w", path, err)
-		}
-		if time.Now().After(deadline) {
-			_ = f.Close()
-			return nil, refuse("%s is locked: another host is running on this data directory; stop it, or use another --data-dir", path)
-		}
-	}
 }
 
 func boltOptions() *bbolt.Options {

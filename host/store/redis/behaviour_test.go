@@ -2,6 +2,7 @@ package redis_test
 
 import (
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"os"
@@ -156,6 +157,18 @@ func TestClaim(t *testing.T) {
 	if most > 10 {
 		t.Errorf("an update needed %d tries beside a busy host", most)
 	}
+}
+
+// A claim from a server whose clock was ahead holds nobody up.
+func TestClaimFromTheFuture(t *testing.T) {
+	server := redistest.Start(t, redistest.Safe...)
+	cluster := newCluster()
+	s := open(t, options(t, url(server), cluster))
+	end := binary.BigEndian.AppendUint64(nil, uint64(time.Now().Add(time.Hour).UnixMicro()))
+	server.Do("HSET", "{dona:"+cluster+"}:meta", "claim", string(end)+"c:0123456789abcdef")
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	must(t, s.Update(ctx, store.Hard, func(tx store.Tx) error { return tx.Put("k", nil) }))
 }
 
 // An Update whose records are cached is one round trip, one with misses two.

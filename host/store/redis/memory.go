@@ -10,9 +10,8 @@ import (
 	"path/filepath"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/dodona-project/dodona/host/store"
+	"github.com/dodona-project/dodona/host/store/datadir"
 )
 
 // memory is the file where a host keeps what it has seen of the server: outside
@@ -21,7 +20,7 @@ type memory struct {
 	name    string
 	cluster string
 	last    seen // what the file says
-	lock    *os.File
+	unlock  func() error
 }
 
 // memoryFile is the file's content, as JSON.
@@ -36,23 +35,14 @@ const memoryFormat = 1
 // openMemory reads the file in dir, which is made when it is not there. A file
 // that does not hold is refused: to go on without it would be to forget.
 func openMemory(dir, cluster string) (*memory, seen, error) {
-	refuse := func(format string, args ...any) (*memory, seen, error) {
-		return nil, seen{}, fmt.Errorf("%w: "+format, append([]any{store.ErrRefused}, args...)...)
-	}
-	if err := os.MkdirAll(dir, 0o700); err != nil {
-		return nil, seen{}, fmt.Errorf("store: data directory: %w", err)
-	}
-	info, err := os.Stat(dir)
-	if err != nil {
-		return nil, seen{}, fmt.Errorf("store: data directory: %w", err)
-	}
-	if mode := info.Mode().Perm(); mode&0o077 != 0 {
-		return refuse("data directory %s has mode %04o, others than its owner must have no access: chmod 700 %s", dir, mode, dir)
-	}
-	m := &memory{name: filepath.Join(dir, "redis-"+cluster+".json"), cluster: cluster}
-	if m.lock, err = lock(filepath.Join(dir, lockName)); err != nil {
+	if err := datadir.Prepare(dir); err != nil {
 		return nil, seen{}, err
 	}
+	unlock, err := datadir.Lock(dir, time.Second)
+	if err != nil {
+		return nil, seen{}, err
+	}
+	m := &memory{name: filepath.Join(dir, "redis-"+cluster+".json"), cluster: cluster, unlock: unlock}
 	s, err := m.load()
 	if err != nil {
 		m.close()
@@ -61,35 +51,8 @@ func openMemory(dir, cluster string) (*memory, seen, error) {
 	return m, s, nil
 }
 
-// lockName is the file of the data directory that a running host has locked, also
-// one with an embedded store: two hosts need two directories.
-const lockName = "store.lock"
-
-// lock takes the directory for this process. The lock is the kernel's: it ends
-// with the process, and the file that carries it stays.
-func lock(path string) (*os.File, error) {
-	f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o600)
-	if err != nil {
-		return nil, fmt.Errorf("store: lock: %w", err)
-	}
-	for deadline := time.Now().Add(time.Second); ; time.Sleep(20 * time.Millisecond) {
-		err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
-		if err == nil {
-			return f, nil
-		}
-		if !errors.Is(err, unix.EWOULDBLOCK) && !errors.Is(err, unix.EINTR) {
-			_ = f.Close()
-			return nil, fmt.Errorf("store: lock %s: %w", path, err)
-		}
-		if time.Now().After(deadline) {
-			_ = f.Close()
-			return nil, fmt.Errorf("%w: %s is locked: another host is running on this data directory; stop it, or use another --data-dir", store.ErrRefused, path)
-		}
-	}
-}
-
 // close gives the directory free.
-func (m *memory) close() { _ = m.lock.Close() }
+func (m *memory) close() { _ = m.unlock() }
 
 // load reads what the file says.
 func (m *memory) load() (seen, error) {
@@ -103,11 +66,11 @@ func (m *memory) load() (seen, error) {
 	if err != nil {
 		return seen{}, fmt.Errorf("store: %w", err)
 	}
-	if !info.Mode().IsRegular() || info.Size() > 64<<10 {
-		return refuse("%s is not the file where this host remembers its store", m.name)
+	if err := datadir.CheckFile(m.name); err != nil {
+		return seen{}, err
 	}
-	if mode := info.Mode().Perm(); mode&0o077 != 0 {
-		return refuse("%s has mode %04o, others than its owner must have no access: chmod 600 %s", m.name, mode, m.name)
+	if info.Size() > 64<<10 {
+		return refuse("%s is not the file where this host remembers its store: it has %d bytes", m.name, info.Size())
 	}
 	text, err := os.ReadFile(m.name)
 	if err != nil {

@@ -98,7 +98,7 @@ func (s *Server) run() bool {
 		}
 	}
 	cmd := exec.Command(s.program, conf)
-	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	cmd.SysProcAttr = endsWithUs()
 	if err := cmd.Start(); err != nil {
 		s.t.Fatal(err)
 	}
