@@ -357,3 +357,24 @@ func TestLaggingReplica(t *testing.T) {
 		return err != nil && strings.Contains(err.Error(), "not confirmed") || err == nil && v == "old"
 	})
 }
+
+// S6: with all Sentinels gone the master that is there goes on being used.
+func TestNoSentinels(t *testing.T) {
+	g := redistest.StartGroup(t, 1, time.Second, redistest.Safe...)
+	s := faultHosts(t, g.URL(), 1, 1)[0]
+	redistest.Await(t, "a first write", func() bool { return put(s, store.Hard, "k", "v") == nil })
+	for _, sentinel := range g.Sentinels {
+		sentinel.Kill()
+	}
+	for begin := time.Now(); time.Since(begin) < 3*time.Second; { // several looks
+		if err := put(s, store.Hard, "k", "v"); err != nil && !errors.Is(err, store.ErrUnknown) {
+			t.Fatalf("a hard write without Sentinels: %v", err)
+		}
+		if v, err := get(s, "k"); err == nil && v != "v" {
+			t.Fatalf("read %q", v)
+		}
+		if state := state(s); state != "ready" {
+			t.Fatalf("the store is %s", state)
+		}
+	}
+}
