@@ -22,6 +22,14 @@ type health struct {
 	reason string
 }
 
+// state is where a plugin is whose process says this.
+func (h *health) state() State {
+	if h.ok {
+		return StateReady
+	}
+	return StateBackoff // until it says otherwise
+}
+
 func healthOf(h *pluginv1.Health) *health {
 	reason := clip(printable(h.GetReason()), 256)
 	switch h.GetState() {

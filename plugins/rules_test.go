@@ -226,6 +226,16 @@ func TestUnhealthyIsOutOfUseUntilItIsHealthy(t *testing.T) {
 	if _, err := analysis.New(h).Evaluate(t.Context(), "moody", req); !errors.Is(err, plugins.ErrAway) {
 		t.Errorf("call: %v", err)
 	}
+	// A reload whose new process is no better leaves it where it was.
+	if err := h.Reload(t.Context(), plugins.KindAnalysis, "moody"); err == nil || !strings.Contains(err.Error(), "plugin is unhealthy: not today") {
+		t.Errorf("reload: %v", err)
+	}
+	if s := stateOf(t, h, "moody"); s.GetState() != "backoff" || !strings.Contains(s.GetReason(), "stays") {
+		t.Errorf("after a reload that failed: %v", s)
+	}
+	if _, err := analysis.New(h).Evaluate(t.Context(), "moody", req); !errors.Is(err, plugins.ErrAway) {
+		t.Errorf("call after a reload that failed: %v", err)
+	}
 	if err := os.Remove(mood); err != nil {
 		t.Fatal(err)
 	}
