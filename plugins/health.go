@@ -30,8 +30,8 @@ func (h *health) state() State {
 	return StateBackoff // until it says otherwise
 }
 
-func healthOf(h *pluginv1.Health) *health {
-	reason := clip(printable(h.GetReason()), 256)
+func (g *generation) healthOf(h *pluginv1.Health) *health {
+	reason := g.words(h.GetReason(), 256)
 	switch h.GetState() {
 	case pluginv1.Health_STATE_HEALTHY:
 		return &health{ok: true}
@@ -53,7 +53,7 @@ func (g *generation) watchHealth(ctx context.Context) error {
 		if err == nil {
 			var h *pluginv1.Health
 			if h, err = stream.Recv(); err == nil {
-				g.health.Store(healthOf(h))
+				g.health.Store(g.healthOf(h))
 			}
 		}
 		first <- err
@@ -62,7 +62,7 @@ func (g *generation) watchHealth(ctx context.Context) error {
 			if h, err = stream.Recv(); err != nil {
 				break
 			}
-			g.health.Store(healthOf(h))
+			g.health.Store(g.healthOf(h))
 			select {
 			case g.healthy <- struct{}{}:
 			default:
@@ -81,7 +81,7 @@ func (g *generation) watchHealth(ctx context.Context) error {
 	select {
 	case err := <-first:
 		if err != nil {
-			return fmt.Errorf("WatchHealth: %s", statusText(err))
+			return fmt.Errorf("WatchHealth: %s", g.said(err))
 		}
 	case <-timer.C:
 		return fmt.Errorf("no health within %v", g.limits.FirstHealth)

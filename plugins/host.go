@@ -381,7 +381,7 @@ func (h *Host) Validate(ctx context.Context, id ID, config *structpb.Struct) err
 	switch status.Code(err) {
 	case codes.OK:
 	case codes.Internal, codes.Unknown:
-		bad = []Violation{{Message: "the plugin failed on it: " + statusText(err)}}
+		bad = []Violation{{Message: "the plugin failed on it: " + g.said(err)}}
 	default:
 		// It went away in between: what its schema says holds.
 		return refusal(id, g.schema().Check(config))
