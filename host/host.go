@@ -34,7 +34,6 @@ import (
 	"github.com/dodona-project/dodona/host/store"
 	"github.com/dodona-project/dodona/plugins"
 	"github.com/dodona-project/dodona/plugins/analysis"
-	"github.com/dodona-project/dodona/plugins/external"
 )
 
 // Version of the host, as it tells plugins and operators.
@@ -71,8 +70,6 @@ type Host struct {
 	rewound  alarms
 
 	grpcListener, httpListener net.Listener
-
-	pluginDir *external.Dir // of plugins that are files, nil without one
 }
 
 // New opens the store and wires everything; nothing is served before Run. An
@@ -172,7 +169,7 @@ func (h *Host) Run(ctx context.Context) error {
 	if err := h.plugins.Start(ctx); err != nil {
 		return fmt.Errorf("start the plugins: %w", err)
 	}
-	defer h.stopPlugins()
+	defer h.plugins.Stop(context.Background())
 	if err := h.sessions.Start(ctx); err != nil {
 		return fmt.Errorf("start the sessions: %w", err)
 	}

@@ -44,12 +44,11 @@ func (h *Host) newPlugins(ledger *audit.Log) (*plugins.Host, error) {
 	if h.config.PluginDir == "" {
 		return plugins.New(o)
 	}
-	var err error
-	h.pluginDir, err = external.Open(external.Options{Dir: h.config.PluginDir, Logger: h.log.Named("plugin-dir"), Named: files(o)})
+	dir, err := external.Open(external.Options{Dir: h.config.PluginDir, Logger: h.log.Named("plugin-dir"), Named: files(o)})
 	if err != nil {
 		return nil, err
 	}
-	o.Catalog = h.pluginDir
+	o.Catalog = dir
 	return plugins.New(o)
 }
 
@@ -66,14 +65,6 @@ func files(o plugins.Options) (ids []plugins.ID) {
 		}
 	}
 	return ids
-}
-
-// stopPlugins ends all plugins, and first what asks a new one what it is.
-func (h *Host) stopPlugins() {
-	if h.pluginDir != nil {
-		h.pluginDir.Close()
-	}
-	h.plugins.Stop(context.Background())
 }
 
 func (h *Host) record(ledger *audit.Log, e plugins.Event) {

@@ -199,15 +199,15 @@ func outcome(err error) string {
 	return "error"
 }
 
-// said is statusText without the secrets that the process was given.
+// said is the message of a gRPC error, as words gives it.
 func (g *generation) said(err error) string {
-	return clip(g.output.mask.replace(printable(status.Convert(err).Message()), false), 1<<10)
+	return g.words(status.Convert(err).Message(), 1<<10)
 }
 
-// statusText is the message of a gRPC error, printable and bounded.
-func statusText(err error) string {
-	s := status.Convert(err)
-	return clip(printable(s.Message()), 1<<10)
+// words is what the plugin says for people, printable, without the secrets that
+// the process was given, and of at most most bytes.
+func (g *generation) words(text string, most int) string {
+	return clip(g.output.mask.replace(printable(text), false), most)
 }
 
 // slots bound the calls in flight, and those that wait for one.

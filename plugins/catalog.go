@@ -1,18 +1,33 @@
 package plugins
 
+import (
+	"context"
+
+	"github.com/dodona-project/dodona/plugins/runner"
+)
+
 // A Catalog finds plugins that are not built in. The host asks it from several
 // goroutines.
 type Catalog interface {
-	// List names the plugins there are; it may take seconds. It is asked at the
-	// start, and again when somebody asks for a plugin that is not known or for
-	// all of them, at most once a second. A file whose kind cannot be told is
+	// List names the plugins there are. It is asked when the host is made, with a
+	// nil run: then nothing is run, and what only a run could name is left out.
+	// While the host runs it is asked at the start, and when somebody asks for a
+	// plugin that is not known or for all of them, at most once a second; then it
+	// may take seconds, until ctx ends. A file whose kind cannot be told is
 	// listed as KindUnknown, so that operators see it; Find says why.
-	List() []ID
-	// Find says what to run for a plugin. It is asked before every start, so
-	// that a reload runs what is there now. An error keeps the plugin from
-	// starting until it is reset or reloaded; its text is shown to operators.
+	List(ctx context.Context, run Run) []ID
+	// Find says what to run for a plugin, and runs nothing. It is asked before
+	// every start, so that a reload runs what is there now. An error keeps the
+	// plugin from starting until it is reset or reloaded; its text is shown to
+	// operators.
 	Find(id ID) (File, error)
 }
+
+// Run runs a file until it ends or ctx does, behind the same walls as a plugin:
+// in a directory of its own, with nothing of the host's environment, and gone
+// with all that it started, also when the host is killed. More than most bytes
+// on stdout end it. See runner.Output for what is returned.
+type Run func(ctx context.Context, file File, most int) (runner.Outcome, error)
 
 // A File is a program that is a plugin.
 type File struct {
@@ -33,5 +48,5 @@ const (
 
 type noCatalog struct{}
 
-func (noCatalog) List() []ID            { return nil }
-func (noCatalog) Find(ID) (File, error) { return File{}, ErrUnknown }
+func (noCatalog) List(context.Context, Run) []ID { return nil }
+func (noCatalog) Find(ID) (File, error)          { return File{}, ErrUnknown }

@@ -36,7 +36,7 @@ func (g *generation) describe(ctx context.Context) error {
 		if ctx.Err() != nil {
 			return fmt.Errorf("call of Describe not answered within %v", g.limits.Describe)
 		}
-		return fmt.Errorf("call of Describe: %s", statusText(err))
+		return fmt.Errorf("call of Describe: %s", g.said(err))
 	}
 	if g.description, err = checkDescription(g.id, reply); err != nil {
 		return permanent("%w", err)

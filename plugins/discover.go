@@ -3,8 +3,14 @@ package plugins
 import (
 	"context"
 	"fmt"
+	"os"
+	"path/filepath"
 	"slices"
 	"time"
+
+	"github.com/hashicorp/go-hclog"
+
+	"github.com/dodona-project/dodona/plugins/runner"
 )
 
 const (
@@ -37,12 +43,27 @@ func (h *Host) look() <-chan struct{} {
 	h.looked = look{at: time.Now(), done: done}
 	h.background.Go(func() {
 		defer close(done)
-		h.adopt(h.options.Catalog.List())
+		h.adopt(h.options.Catalog.List(h.ctx, h.runOnce))
 		h.mu.Lock()
 		defer h.mu.Unlock()
 		h.looked.at = time.Now()
 	})
 	return done
+}
+
+// runOnce is the Run that the catalog is given.
+func (h *Host) runOnce(ctx context.Context, file File, most int) (runner.Outcome, error) {
+	dir := h.nextDir()
+	private := filepath.Join(dir, "tmp")
+	if err := os.MkdirAll(private, 0o700); err != nil {
+		return runner.Outcome{}, fmt.Errorf("make directory: %w", err)
+	}
+	defer func() { _ = os.RemoveAll(dir) }()
+	return runner.Output(ctx, runner.Config{
+		Name: filepath.Base(file.Path), Path: file.Path, Args: file.Args,
+		Env: environment(private, hclog.Info, nil), Dir: private, SocketDir: private,
+		Started: func(pgid int) { h.watch(pgid, dir) }, Ended: h.unwatch,
+	}, most)
 }
 
 func closed(c <-chan struct{}) bool {

@@ -204,6 +204,8 @@ func (g *generation) versionError(err error) error {
 	}
 	shake := p.Handshake()
 	switch {
+	case p.PID() == 0:
+		return err // the host has no room for one more process
 	case shake == nil:
 		// go-plugin's words are for its own maintainers.
 		return errors.New("the process printed no handshake line")

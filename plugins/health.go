@@ -22,8 +22,16 @@ type health struct {
 	reason string
 }
 
-func healthOf(h *pluginv1.Health) *health {
-	reason := clip(printable(h.GetReason()), 256)
+// state is where a plugin is whose process says this.
+func (h *health) state() State {
+	if h.ok {
+		return StateReady
+	}
+	return StateBackoff // until it says otherwise
+}
+
+func (g *generation) healthOf(h *pluginv1.Health) *health {
+	reason := g.words(h.GetReason(), 256)
 	switch h.GetState() {
 	case pluginv1.Health_STATE_HEALTHY:
 		return &health{ok: true}
@@ -45,7 +53,7 @@ func (g *generation) watchHealth(ctx context.Context) error {
 		if err == nil {
 			var h *pluginv1.Health
 			if h, err = stream.Recv(); err == nil {
-				g.health.Store(healthOf(h))
+				g.health.Store(g.healthOf(h))
 			}
 		}
 		first <- err
@@ -54,7 +62,7 @@ func (g *generation) watchHealth(ctx context.Context) error {
 			if h, err = stream.Recv(); err != nil {
 				break
 			}
-			g.health.Store(healthOf(h))
+			g.health.Store(g.healthOf(h))
 			select {
 			case g.healthy <- struct{}{}:
 			default:
@@ -73,7 +81,7 @@ func (g *generation) watchHealth(ctx context.Context) error {
 	select {
 	case err := <-first:
 		if err != nil {
-			return fmt.Errorf("WatchHealth: %s", statusText(err))
+			return fmt.Errorf("WatchHealth: %s", g.said(err))
 		}
 	case <-timer.C:
 		return fmt.Errorf("no health within %v", g.limits.FirstHealth)

@@ -63,7 +63,7 @@ type Host struct {
 // New checks the options and starts nothing.
 func New(o Options) (*Host, error) {
 	o.fill()
-	listed := o.Catalog.List()
+	listed := o.Catalog.List(context.Background(), nil)
 	if err := o.check(listed); err != nil {
 		return nil, err
 	}
@@ -114,8 +114,9 @@ func fileDigest(path string) (string, error) {
 }
 
 // Start makes the run directory, sweeps what dead hosts left in it, starts the
-// watchdog and the plugins that are required or were asked for by Ensure. It
-// does not wait until they are ready. ctx is not kept: Stop ends the host.
+// watchdog and the plugins that are required or were asked for by Ensure, and
+// asks the catalog what else there is. It does not wait until they are ready, nor
+// for that answer. ctx is not kept: Stop ends the host.
 func (h *Host) Start(context.Context) error {
 	run, err := openRunDir(h.options.RunDir)
 	if err != nil {
@@ -130,11 +131,12 @@ func (h *Host) Start(context.Context) error {
 	h.run, h.dog = run, dog
 	h.events = newEvents(h.options.Logger, h.options.OnEvent)
 	h.mu.Lock()
-	defer h.mu.Unlock()
 	h.started.Store(true)
 	for _, s := range h.plugins {
 		h.begin(s)
 	}
+	h.mu.Unlock()
+	h.look()
 	return nil
 }
 
@@ -381,7 +383,7 @@ func (h *Host) Validate(ctx context.Context, id ID, config *structpb.Struct) err
 	switch status.Code(err) {
 	case codes.OK:
 	case codes.Internal, codes.Unknown:
-		bad = []Violation{{Message: "the plugin failed on it: " + statusText(err)}}
+		bad = []Violation{{Message: "the plugin failed on it: " + g.said(err)}}
 	default:
 		// It went away in between: what its schema says holds.
 		return refusal(id, g.schema().Check(config))

@@ -114,7 +114,7 @@ func (g *generation) configure(ctx context.Context, in Instance, checkOnly bool)
 		if len(bad) == 20 {
 			break
 		}
-		bad = append(bad, Violation{Path: clip(printable(v.GetPath()), 256), Message: clip(printable(v.GetMessage()), 512)})
+		bad = append(bad, Violation{Path: g.words(v.GetPath(), 256), Message: g.words(v.GetMessage(), 512)})
 	}
 	return bad, nil
 }
@@ -135,7 +135,7 @@ func (g *generation) reconfigure(parent context.Context) error {
 		case ctx.Err() != nil:
 			return fmt.Errorf("call of Configure not answered within %v", g.limits.Configure)
 		default:
-			return fmt.Errorf("call of Configure: %s", statusText(err))
+			return fmt.Errorf("call of Configure: %s", g.said(err))
 		}
 	}
 	return nil

@@ -64,7 +64,7 @@ type acts struct{}
 
 func (acts) Configure(_ context.Context, c actsConfig) error {
 	if c.Word == "refuse" {
-		return errors.New("word is refuse: choose another")
+		return errors.New("word is refuse: choose another, with " + os.Getenv("API_TOKEN"))
 	}
 	return nil
 }
@@ -139,7 +139,7 @@ func (moody) Evaluate(context.Context, *pluginv1.EvaluateRequest) (*pluginv1.Eva
 
 func (moody) Health(context.Context) error {
 	if _, err := os.Stat(os.Getenv("MOOD")); err == nil {
-		return errors.New("not today")
+		return errors.New("not today: " + os.Getenv("MOOD"))
 	}
 	return nil
 }

@@ -62,6 +62,39 @@ func TestReloadOfAPluginThatIsAway(t *testing.T) {
 	}
 }
 
+// A reset is used up by the start that it asked for, whether the plugin was never
+// used or its start was under way: the next end counts and is waited for.
+func TestResetIsUsedUp(t *testing.T) {
+	for _, first := range []string{"reset", "use"} {
+		t.Run(first, func(t *testing.T) {
+			var seen events
+			o := newOptions(t)
+			o.OnEvent = seen.on
+			o.Limits.QuarantineAt = 1
+			h := startHost(t, o)
+			if first == "use" {
+				if err := h.Ensure(plugins.KindAnalysis, "acts"); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if err := h.Reset(plugins.KindAnalysis, "acts"); err != nil {
+				t.Fatal(err)
+			}
+			await(t, h, plugins.KindAnalysis, "acts")
+			if err := syscall.Kill(int(stateOf(t, h, "acts").GetPid()), syscall.SIGKILL); err != nil {
+				t.Fatal(err)
+			}
+			waitEvent(t, &seen, plugins.EventQuarantine)
+			if err := h.Reload(t.Context(), plugins.KindAnalysis, "acts"); err != nil {
+				t.Fatal(err)
+			}
+			if n := stateOf(t, h, "acts").GetStarts(); n != 2 {
+				t.Errorf("started %d times: it did not stay quarantined until it was reloaded", n)
+			}
+		})
+	}
+}
+
 // Who waits for a reload can give up at once, however long the start takes, and
 // the old process serves on.
 func TestReloadIsCancellable(t *testing.T) {

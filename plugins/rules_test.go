@@ -87,7 +87,9 @@ func TestBackoffHoldsAPluginAway(t *testing.T) {
 }
 
 func TestConfigurationIsCheckedByPluginAndSchema(t *testing.T) {
-	h := startHost(t, newOptions(t))
+	o := newOptions(t)
+	o.Plugins = map[plugins.ID]plugins.PluginConfig{actsID: {Env: map[string]string{"API_TOKEN": "tok-123456"}}}
+	h := startHost(t, o)
 	f := analysis.New(h)
 	for _, tc := range []struct {
 		config map[string]any
@@ -98,7 +100,7 @@ func TestConfigurationIsCheckedByPluginAndSchema(t *testing.T) {
 		{map[string]any{}, "missing property 'word'"},
 		{map[string]any{"word": "x", "tmies": 1}, "tmies"},
 		{map[string]any{"word": "x", "times": -1}, "/times"},
-		{map[string]any{"word": "refuse"}, "choose another"},
+		{map[string]any{"word": "refuse"}, "choose another, with ***"},
 		{map[string]any{"word": strings.Repeat("x", plugins.MaxConfigLen)}, "allowed are at most 65536"},
 	} {
 		err := f.Validate(t.Context(), "acts", config(t, tc.config))
@@ -117,7 +119,7 @@ func TestConfigurationIsCheckedByPluginAndSchema(t *testing.T) {
 	req := request(t, "")
 	req.Query.Config = config(t, map[string]any{"word": "refuse"})
 	var refused *plugins.ConfigError
-	if _, err := f.Evaluate(t.Context(), "acts", req); !errors.As(err, &refused) {
+	if _, err := f.Evaluate(t.Context(), "acts", req); !errors.As(err, &refused) || !strings.Contains(err.Error(), "with ***") {
 		t.Errorf("call: %v", err)
 	}
 }
@@ -221,10 +223,23 @@ func TestUnhealthyIsOutOfUseUntilItIsHealthy(t *testing.T) {
 		t.Fatal(err)
 	}
 	eventually(t, h, "out of use", func() bool { return stateOf(t, h, "moody").GetState() == "backoff" })
+	if r := stateOf(t, h, "moody").GetReason(); r != "unhealthy: not today: ***" {
+		t.Errorf("reason %q: the values of its settings are secrets", r)
+	}
 	req := request(t, "")
 	req.Query.Config = nil
 	if _, err := analysis.New(h).Evaluate(t.Context(), "moody", req); !errors.Is(err, plugins.ErrAway) {
 		t.Errorf("call: %v", err)
+	}
+	// A reload whose new process is no better leaves it where it was.
+	if err := h.Reload(t.Context(), plugins.KindAnalysis, "moody"); err == nil || !strings.Contains(err.Error(), "plugin is unhealthy: not today") {
+		t.Errorf("reload: %v", err)
+	}
+	if s := stateOf(t, h, "moody"); s.GetState() != "backoff" || !strings.Contains(s.GetReason(), "stays") {
+		t.Errorf("after a reload that failed: %v", s)
+	}
+	if _, err := analysis.New(h).Evaluate(t.Context(), "moody", req); !errors.Is(err, plugins.ErrAway) {
+		t.Errorf("call after a reload that failed: %v", err)
 	}
 	if err := os.Remove(mood); err != nil {
 		t.Fatal(err)

@@ -158,7 +158,10 @@ func (s *supervisor) run(ctx context.Context) {
 		close(s.ended)
 	}()
 	for s.awaitWanted(ctx) {
-		s.set(StateStarting, "")
+		s.mu.Lock()
+		s.reset = false // the start that comes is what it asked for
+		s.setLocked(StateStarting, "")
+		s.mu.Unlock()
 		g, err := s.launch(ctx)
 		if ctx.Err() != nil {
 			if g != nil {
@@ -260,11 +263,12 @@ func (s *supervisor) launch(ctx context.Context) (*generation, error) {
 // publish makes a proven generation the one that takes calls.
 func (s *supervisor) publish(g *generation) {
 	s.mu.Lock()
-	s.current = g
+	s.current, s.reset = g, false
 	s.version = g.description.version
 	s.schema = g.schema()
 	s.abilities = g.description.abilities
-	s.setLocked(StateReady, g.health.Load().reason)
+	h := g.health.Load()
+	s.setLocked(h.state(), h.reason)
 	s.mu.Unlock()
 	s.host.notices.notify()
 	s.logger.Info("plugin is ready", "version", g.description.version, "generation", g.number, "pid", g.pid(), "took", time.Since(g.born))
@@ -300,13 +304,8 @@ func (s *supervisor) serve(ctx context.Context, g *generation) error {
 		case why := <-g.recycle:
 			return s.crashed(g, why)
 		case <-g.healthy:
-			s.mu.Lock()
-			if h := g.health.Load(); h.ok {
-				s.setLocked(StateReady, h.reason)
-			} else {
-				s.setLocked(StateBackoff, h.reason)
-			}
-			s.mu.Unlock()
+			h := g.health.Load()
+			s.set(h.state(), h.reason)
 		case answer := <-s.reloads:
 			next, err := s.reload(ctx, g)
 			if next != nil {
@@ -326,8 +325,9 @@ func (s *supervisor) reload(ctx context.Context, old *generation) (*generation, 
 	g, err := s.launch(ctx)
 	if err != nil {
 		err = fmt.Errorf("reload plugin %s: generation %d stays: %w", s.id, old.number, err)
-		s.set(StateReady, clip(err.Error(), 512))
-		s.logger.Error("reload failed", "reason", clip(err.Error(), 512))
+		reason := clip(err.Error(), 512)
+		s.set(old.health.Load().state(), reason)
+		s.logger.Error("reload failed", "reason", reason)
 		return nil, err
 	}
 	s.publish(g)

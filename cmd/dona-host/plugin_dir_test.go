@@ -6,9 +6,11 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -102,5 +104,71 @@ func TestPluginDirectoryIsRefused(t *testing.T) {
 	}
 	if _, err := os.Stat(p.dir); !os.IsNotExist(err) {
 		t.Errorf("a data directory was made: %v", err)
+	}
+}
+
+// A host that is killed while it asks a file what it is leaves nothing of that:
+// no process, however it was started, and no directory.
+func TestKillWhileAFileIsAsked(t *testing.T) {
+	t.Parallel()
+	if runtime.GOOS != "linux" {
+		t.Skip("children that left their group are found on Linux only")
+	}
+	folder, mark := t.TempDir(), filepath.Join(t.TempDir(), "mark")
+	path := filepath.Join(folder, "forks", "1.0.0", runtime.GOOS+"_"+runtime.GOARCH, "forks")
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	script := "#!/bin/sh\nsleep 600 &\none=$!\nsetsid sleep 600 &\necho $$ $one $! \"$HOME\" >" + mark + ".part\nmv " + mark + ".part " + mark + "\nwait\n"
+	if err := os.WriteFile(path, []byte(script), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	p := newProcess(t)
+	p.env = []string{"DONA_PLUGIN_DIR=" + folder}
+	p.spawn()
+	var words []string
+	until(t, "the file to be asked", func() bool {
+		text, _ := os.ReadFile(mark)
+		words = strings.Fields(string(text))
+		return len(words) == 4
+	})
+	p.kill()
+	for _, word := range words[:3] {
+		pid, err := strconv.Atoi(word)
+		if err != nil {
+			t.Fatal(err)
+		}
+		until(t, "process "+word+" to end", func() bool { return !alive(pid) })
+	}
+	until(t, "its directory to go", func() bool { _, err := os.Stat(words[3]); return os.IsNotExist(err) })
+}
+
+// Files that never say what they are do not hold up the start of the host, nor
+// its end.
+func TestFilesThatHangDoNotHoldUpTheHost(t *testing.T) {
+	t.Parallel()
+	folder := t.TempDir()
+	for i := range 40 {
+		name := "hangs-" + strconv.Itoa(i)
+		path := filepath.Join(folder, name, "1.0.0", runtime.GOOS+"_"+runtime.GOARCH, name)
+		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(path, []byte("#!/bin/sh\nexec sleep 600\n"), 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	p := newProcess(t)
+	p.env = []string{"DONA_PLUGIN_DIR=" + folder}
+	began := time.Now()
+	p.start()
+	up := time.Since(began)
+	began = time.Now()
+	if code := p.signal(syscall.SIGTERM); code != 0 {
+		t.Errorf("exit code %d", code)
+	}
+	t.Logf("up after %v, down after %v", up, time.Since(began))
+	if up > 30*time.Second || time.Since(began) > 15*time.Second { // milliseconds, on a machine that is not busy
+		t.Errorf("up after %v, down after %v", up, time.Since(began))
 	}
 }

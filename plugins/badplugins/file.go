@@ -2,6 +2,7 @@ package badplugins
 
 import (
 	"bytes"
+	"context"
 	"fmt"
 	"os"
 	"os/exec"
@@ -92,7 +93,7 @@ func (c *Catalog) Put(id plugins.ID, file plugins.File) {
 }
 
 // List names the plugins that were put.
-func (c *Catalog) List() []plugins.ID {
+func (c *Catalog) List(context.Context, plugins.Run) []plugins.ID {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	ids := make([]plugins.ID, 0, len(c.files))

@@ -6,8 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"os"
-	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -56,32 +55,42 @@ func identityOf(info fs.FileInfo) identity {
 	return id
 }
 
-// kindsOf returns the kinds of plugins' files, in order. For files that do not
-// say it is what an earlier file of the name said, and KindUnknown without one.
-func (d *Dir) kindsOf(names []string) []plugins.Kind {
-	ctx, cancel := context.WithTimeout(d.ctx, describeAll)
+// errNotAsked means that a file has not had the time to say what it is.
+var errNotAsked = errors.New("it has not been asked yet which kind of plugin it is, as others came first: look again")
+
+// kindsOf returns the kinds of plugins' files. For one that does not say it is
+// what an earlier file of the name said, and KindUnknown without that; one that
+// was not asked and never said is left out. Whoever was asked longest ago comes
+// first, so that those that do not answer keep nobody from being asked.
+func (d *Dir) kindsOf(ctx context.Context, run plugins.Run, names []string) map[string]plugins.Kind {
+	ctx, cancel := context.WithTimeout(ctx, describeAll)
 	defer cancel()
-	kinds := make([]plugins.Kind, len(names))
+	d.mu.Lock()
+	slices.SortStableFunc(names, func(a, b string) int { return d.asked[a].Compare(d.asked[b]) })
+	d.mu.Unlock()
+	kinds := make(map[string]plugins.Kind)
 	turn := make(chan struct{}, atOnce)
 	var asking sync.WaitGroup
-	for i, name := range names {
+	for _, name := range names {
 		turn <- struct{}{}
 		asking.Go(func() {
 			defer func() { <-turn }()
-			kind, err := d.kindNow(ctx, name)
+			kind, err := d.kindNow(ctx, run, name)
 			d.mu.Lock()
 			defer d.mu.Unlock()
 			if err == nil {
 				d.said[name] = kind
 			}
-			kinds[i] = cmp.Or(d.said[name], plugins.KindUnknown)
+			if kind = d.said[name]; kind != "" || !errors.Is(err, errNotAsked) {
+				kinds[name] = cmp.Or(kind, plugins.KindUnknown)
+			}
 		})
 	}
 	asking.Wait()
 	return kinds
 }
 
-func (d *Dir) kindNow(ctx context.Context, name string) (plugins.Kind, error) {
+func (d *Dir) kindNow(ctx context.Context, run plugins.Run, name string) (plugins.Kind, error) {
 	rel, err := d.newest(name)
 	if err != nil {
 		return "", err
@@ -91,51 +100,52 @@ func (d *Dir) kindNow(ctx context.Context, name string) (plugins.Kind, error) {
 		return "", err
 	}
 	defer func() { _ = f.Close() }()
-	return d.ask(ctx, f)
+	return d.ask(ctx, run, name, f)
 }
 
-func (d *Dir) kindOf(f *file) (plugins.Kind, error) { return d.ask(d.ctx, f) }
-
-// ask runs a file with --describe, unless it has said before what it is.
-func (d *Dir) ask(ctx context.Context, f *file) (plugins.Kind, error) {
+// ask runs a file with --describe, unless it has said before what it is. Without
+// run, and when ctx has ended, the answer is the last one, or errNotAsked.
+func (d *Dir) ask(ctx context.Context, run plugins.Run, name string, f *file) (plugins.Kind, error) {
 	file := identityOf(f.info)
 	d.mu.Lock()
 	known, ok := d.kinds[f.path]
 	d.mu.Unlock()
-	if ok && known.file == file && (known.err == nil || time.Since(known.at) < askAgain) {
+	ok = ok && known.file == file
+	if ok && (known.err == nil || time.Since(known.at) < askAgain || run == nil) {
 		return known.kind, known.err
 	}
-	kind, err := describe(ctx, f.path)
+	var kind plugins.Kind
+	var err error
+	asked := run != nil && ctx.Err() == nil
+	if asked {
+		kind, err = describe(ctx, run, name, f.path)
+	}
+	switch {
+	case asked && (err == nil || ctx.Err() == nil):
+	case ok:
+		return known.kind, known.err
+	default: // it had no time, or not all of it
+		return "", fmt.Errorf("%s: %w", f.path, errNotAsked)
+	}
 	if err != nil {
-		err = fmt.Errorf("%s does not say which kind of plugin it is: %w; cure that, or name it in the configuration under plugins.<kind>.%s", f.path, err, filepath.Base(f.path))
+		err = fmt.Errorf("%s does not say which kind of plugin it is: %w; cure that, or name it in the configuration under plugins.<kind>.%s", f.path, err, name)
 	}
-	if ctx.Err() == nil {
-		d.mu.Lock()
-		d.kinds[f.path] = answer{file: file, kind: kind, err: err, at: time.Now()}
-		d.mu.Unlock()
-	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.asked[name] = time.Now()
+	d.kinds[f.path] = answer{file: file, kind: kind, err: err, at: d.asked[name]}
 	return kind, err
 }
 
-// describe runs a file with --describe in an environment of its own, and
-// returns the kind it says.
-func describe(ctx context.Context, path string) (plugins.Kind, error) {
-	private, err := os.MkdirTemp("", "dona-describe-*")
-	if err != nil {
-		return "", err
-	}
-	defer func() { _ = os.RemoveAll(private) }()
+// describe has a file run with --describe, and returns the kind it says.
+func describe(ctx context.Context, run plugins.Run, name, path string) (plugins.Kind, error) {
 	ctx, cancel := context.WithTimeout(ctx, describeTime)
 	defer cancel()
-	config := runner.Config{
-		Name: "describe", Path: path, Args: []string{"--describe"},
-		Env: []string{"PATH=" + cmp.Or(os.Getenv("PATH"), "/usr/local/bin:/usr/bin:/bin"), "LANG=C.UTF-8", "TZ=UTC", "HOME=" + private, "TMPDIR=" + private},
-		Dir: private, SocketDir: private,
-	}
-	out, err := runner.Output(ctx, config, describeMost)
+	file := plugins.File{Path: path, Args: []string{"--describe"}, Source: plugins.SourceFile}
+	out, err := run(ctx, file, describeMost)
 	for errors.Is(err, syscall.ETXTBSY) && ctx.Err() == nil { // somebody is writing it
 		time.Sleep(busyWait)
-		out, err = runner.Output(ctx, config, describeMost)
+		out, err = run(ctx, file, describeMost)
 	}
 	var refused *runner.StartError
 	words := line.Of(out.LastLine, 300)
@@ -156,8 +166,8 @@ func describe(ctx context.Context, path string) (plugins.Kind, error) {
 	if err := (protojson.UnmarshalOptions{DiscardUnknown: true}).Unmarshal(out.Stdout, &reply); err != nil {
 		return "", fmt.Errorf("what it prints with --describe is not a description in JSON%s", words)
 	}
-	if name := reply.GetName(); name != filepath.Base(path) {
-		return "", fmt.Errorf("with --describe it calls itself %.64q: its file and folder must have its name", name)
+	if said := reply.GetName(); said != name {
+		return "", fmt.Errorf("with --describe it calls itself %.64q: its file and folder must have its name", said)
 	}
 	kind, ok := plugins.KindOf(reply.GetKind())
 	if !ok {

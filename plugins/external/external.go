@@ -10,9 +10,8 @@
 // root; the same holds for every folder on the way. Whatever is wrong is told
 // with its path, the reason and what to do.
 //
-// It executes a file only to ask what kind of plugin it is (--describe), under
-// the walls of package runner. It does not pin: whoever can write to DIR chooses
-// what runs.
+// It has the host run a file only to ask what kind of plugin it is (--describe).
+// It does not pin: whoever can write to DIR chooses what runs.
 package external
 
 import (
@@ -27,6 +26,7 @@ import (
 	"slices"
 	"sync"
 	"syscall"
+	"time"
 
 	"github.com/hashicorp/go-hclog"
 
@@ -36,8 +36,11 @@ import (
 // Limits of a directory.
 const (
 	MaxNames    = 256       // plugins
-	MaxVersions = 256       // of one plugin
+	MaxVersions = 256       // of one plugin, the newest
 	MaxSize     = 512 << 20 // bytes of a file
+
+	// maxEntries is how much of one folder is looked through, whatever is in it.
+	maxEntries = 16_384
 )
 
 // Options say where to look and what is known besides.
@@ -55,12 +58,11 @@ type Dir struct {
 	platform string
 	log      hclog.Logger
 	named    map[string][]plugins.ID
-	ctx      context.Context // of everything that is run; ends with Close
-	cancel   context.CancelFunc
 
 	mu    sync.Mutex
 	kinds map[string]answer // by path, what files said of themselves
 	said  map[string]plugins.Kind
+	asked map[string]time.Time // by name, when its file last had the time to answer
 }
 
 var _ plugins.Catalog = (*Dir)(nil)
@@ -79,7 +81,7 @@ func Open(o Options) (*Dir, error) {
 	}
 	d := &Dir{
 		path: dir, platform: runtime.GOOS + "_" + runtime.GOARCH, log: o.Logger,
-		named: map[string][]plugins.ID{}, kinds: map[string]answer{}, said: map[string]plugins.Kind{},
+		named: map[string][]plugins.ID{}, kinds: map[string]answer{}, said: map[string]plugins.Kind{}, asked: map[string]time.Time{},
 	}
 	if d.log == nil {
 		d.log = hclog.NewNullLogger()
@@ -87,23 +89,20 @@ func Open(o Options) (*Dir, error) {
 	for _, id := range o.Named {
 		d.named[id.Name] = append(d.named[id.Name], id)
 	}
-	d.ctx, d.cancel = context.WithCancel(context.Background())
 	return d, nil
 }
-
-// Close ends what is being run to ask it what it is; nothing is run afterwards.
-func (d *Dir) Close() { d.cancel() }
 
 var nameGrammar = regexp.MustCompile(`^[a-z0-9][a-z0-9-]{0,62}$`)
 
 // List names the plugins in the directory and those that the configuration
 // names. A file that cannot be asked for its kind has that of the one before it,
-// and plugins.KindUnknown without one.
-func (d *Dir) List() []plugins.ID {
+// and plugins.KindUnknown without one. It takes at most five seconds: a file whose
+// turn did not come, or for which run is nil, is left out until it has answered.
+func (d *Dir) List(ctx context.Context, run plugins.Run) []plugins.ID {
 	ask := slices.DeleteFunc(d.names(), func(name string) bool { return d.named[name] != nil })
 	ids := make([]plugins.ID, 0, len(ask)+len(d.named))
-	for i, kind := range d.kindsOf(ask) {
-		ids = append(ids, plugins.ID{Kind: kind, Name: ask[i]})
+	for name, kind := range d.kindsOf(ctx, run, ask) {
+		ids = append(ids, plugins.ID{Kind: kind, Name: name})
 	}
 	for _, named := range d.named {
 		ids = append(ids, named...)
@@ -115,24 +114,27 @@ func (d *Dir) List() []plugins.ID {
 // names are the folders of DIR that can be plugins and have something for this
 // platform.
 func (d *Dir) names() (names []string) {
-	for _, e := range d.entries(".", MaxNames) {
-		switch {
-		case !nameGrammar.MatchString(e):
+	for _, e := range d.entries(".") {
+		if !nameGrammar.MatchString(e) {
 			d.log.Debug("ignored in the plugin directory: a name is 1 to 63 of a-z, 0-9 and -", "entry", e)
-		default:
-			if _, err := d.newest(e); err != nil {
-				d.log.Debug("ignored in the plugin directory", "entry", e, "reason", err)
-				continue
-			}
-			names = append(names, e)
+			continue
 		}
+		if _, err := d.newest(e); err != nil {
+			d.log.Debug("ignored in the plugin directory", "entry", e, "reason", err)
+			continue
+		}
+		if len(names) == MaxNames {
+			d.log.Warn("too many plugins in the plugin directory, those from here on are ignored", "entry", e, "allowed", MaxNames)
+			break
+		}
+		names = append(names, e)
 	}
 	return names
 }
 
-// entries returns the names in a folder, at most most of them. A folder that
-// cannot be read has none: Find says why.
-func (d *Dir) entries(rel string, most int) []string {
+// entries returns the names in a folder, sorted. A folder that cannot be read has
+// none: Find says why.
+func (d *Dir) entries(rel string) []string {
 	// Without waiting: a pipe could be there.
 	f, err := os.OpenFile(filepath.Join(d.path, rel), os.O_RDONLY|syscall.O_DIRECTORY|syscall.O_NONBLOCK, 0)
 	if err != nil {
@@ -140,41 +142,44 @@ func (d *Dir) entries(rel string, most int) []string {
 		return nil
 	}
 	defer func() { _ = f.Close() }()
-	names, err := f.Readdirnames(most + 1)
-	if len(names) > most {
-		d.log.Warn("too many entries in the plugin directory, some are ignored", "entry", rel, "allowed", most)
-		names = names[:most]
+	names, err := f.Readdirnames(maxEntries + 1)
+	if len(names) > maxEntries {
+		d.log.Warn("too many entries in the plugin directory, some are ignored", "entry", rel, "allowed", maxEntries)
+		names = names[:maxEntries]
 	}
 	if err != nil && len(names) == 0 {
 		d.log.Debug("nothing in the plugin directory", "entry", rel, "error", err)
 	}
+	slices.Sort(names)
 	return names
 }
 
 // newest returns the place below DIR where the newest version of a plugin for
 // this platform has its file.
 func (d *Dir) newest(name string) (rel string, err error) {
-	var best version
-	found := false
-	for _, e := range d.entries(name, MaxVersions) {
+	var versions []version
+	for _, e := range d.entries(name) {
 		v, ok := parseVersion(e)
 		if !ok {
 			d.log.Debug("ignored in the plugin directory: not a semantic version", "entry", path.Join(name, e))
 			continue
 		}
-		if info, err := os.Stat(filepath.Join(d.path, name, e, d.platform)); err != nil || !info.IsDir() {
-			d.log.Debug("ignored in the plugin directory: not for this platform", "entry", path.Join(name, e), "platform", d.platform)
-			continue
-		}
-		if !found || best.less(v) {
-			best, found = v, true
-		}
+		versions = append(versions, v)
 	}
-	if !found {
-		return "", fmt.Errorf("%s has no <version>/%s/%s: put the plugin's file there",
-			filepath.Join(d.path, name), d.platform, name)
+	slices.SortFunc(versions, func(v, w version) int {
+		if w.less(v) {
+			return -1
+		}
+		return 1
+	})
+	for _, v := range versions[:min(len(versions), MaxVersions)] {
+		if info, err := os.Stat(filepath.Join(d.path, name, v.text, d.platform)); err == nil && info.IsDir() {
+			return path.Join(name, v.text, d.platform, name), nil
+		}
+		d.log.Debug("ignored in the plugin directory: not for this platform", "entry", path.Join(name, v.text), "platform", d.platform)
 	}
-	return path.Join(name, best.text, d.platform, name), nil
+	return "", fmt.Errorf("%s has no <version>/%s/%s: put the plugin's file there",
+		filepath.Join(d.path, name), d.platform, name)
 }
 
 // Find returns the file of a plugin, or says why it is not run.
@@ -192,7 +197,7 @@ func (d *Dir) Find(id plugins.ID) (plugins.File, error) {
 	}
 	defer func() { _ = f.Close() }()
 	if id.Kind == plugins.KindUnknown {
-		kind, err := d.kindOf(f)
+		kind, err := d.ask(context.Background(), nil, id.Name, f)
 		if err == nil {
 			err = fmt.Errorf("%s is of kind %s now: use %s/%s", f.path, kind, kind, id.Name)
 		}

@@ -178,7 +178,7 @@ func TestRefused(t *testing.T) {
 				t.Errorf("an error and a file: %+v", f)
 			}
 			// It is listed all the same, because the configuration names it.
-			if ids := d.List(); !slices.Contains(ids, analysisID("mine")) {
+			if ids := list(t, d); !slices.Contains(ids, analysisID("mine")) {
 				t.Errorf("listed are %v", ids)
 			}
 		})
@@ -198,13 +198,11 @@ func TestNamesThatCannotBe(t *testing.T) {
 // does; who says nothing is listed as unknown, and Find has the reason.
 func TestKinds(t *testing.T) {
 	dir := t.TempDir()
-	t.Setenv("DONA_TEST_SECRET", "do-not-tell")
 	mark := filepath.Join(t.TempDir(), "child")
 	script(t, dir, "measures", "1.0.0", says("measures", kindAnalysis))
 	script(t, dir, "looks", "1.0.0", says("looks", pluginv1.Kind_KIND_PROBE))
 	script(t, dir, "chooses", "1.0.0", says("chooses", pluginv1.Kind_KIND_STRATEGY))
 	script(t, dir, "named", "1.0.0", "#!/bin/sh\nexit 1\n")
-	script(t, dir, "private", "1.0.0", "#!/bin/sh\n[ -n \"$DONA_TEST_SECRET\" ] && exit 9\n[ \"$PWD\" = \"$HOME\" ] || exit 8\ntouch here || exit 7\n"+strings.TrimPrefix(says("private", kindAnalysis), "#!/bin/sh\n"))
 	script(t, dir, "future", "1.0.0", "#!/bin/sh\necho '{\"name\":\"future\",\"kind\":\"KIND_ANALYSIS\",\"later\":{\"x\":[1]}}'\n")
 	unknown := map[string]struct{ text, want string }{
 		"fails":    {"#!/bin/sh\necho first >&2\necho 'no licence' >&2\nexit 3\n", "it ended with exit code 3; it said: no licence"},
@@ -227,14 +225,14 @@ func TestKinds(t *testing.T) {
 		t.Fatal(err)
 	}
 	d := open(t, dir, plugins.ID{Kind: plugins.KindProbe, Name: "named"})
-	want := []plugins.ID{analysisID("future"), analysisID("measures"), analysisID("private"), {Kind: plugins.KindProbe, Name: "looks"},
+	want := []plugins.ID{analysisID("future"), analysisID("measures"), {Kind: plugins.KindProbe, Name: "looks"},
 		{Kind: plugins.KindProbe, Name: "named"}, {Kind: plugins.KindStrategy, Name: "chooses"}}
 	for _, name := range []string{"fails", "floods", "hangs", "homeless", "none", "plain", "renamed", "silent", "talks"} {
 		want = append(want, plugins.ID{Kind: plugins.KindUnknown, Name: name})
 	}
 	// On a busy machine a file may not have answered in time; it is asked again.
 	until(t, fmt.Sprint("the list ", want), func() bool {
-		got := d.List()
+		got := list(t, d)
 		ok := slices.Equal(got, want)
 		if !ok {
 			t.Log("listed are ", got)
@@ -278,7 +276,7 @@ func TestFilesAreAskedOnce(t *testing.T) {
 	asked := func() int {
 		t.Helper()
 		for range 3 {
-			d.List()
+			list(t, d)
 		}
 		lines, err := os.ReadFile(count)
 		if err != nil {
@@ -295,7 +293,7 @@ func TestFilesAreAskedOnce(t *testing.T) {
 	if n := asked(); n != 2 {
 		t.Errorf("asked %d times after a change", n)
 	}
-	if ids := d.List(); len(ids) != 1 || ids[0].Kind != plugins.KindProbe {
+	if ids := list(t, d); len(ids) != 1 || ids[0].Kind != plugins.KindProbe {
 		t.Errorf("listed are %v", ids)
 	}
 }
@@ -309,7 +307,7 @@ func TestBrokenLater(t *testing.T) {
 		if err := os.Chmod(path, mode); err != nil {
 			t.Fatal(err)
 		}
-		if ids := d.List(); !slices.Equal(ids, []plugins.ID{analysisID("mine")}) {
+		if ids := list(t, d); !slices.Equal(ids, []plugins.ID{analysisID("mine")}) {
 			t.Errorf("with mode %#o listed are %v", mode, ids)
 		}
 		if _, err := d.Find(analysisID("mine")); (err == nil) != (mode == 0o755) {
@@ -325,29 +323,117 @@ func TestTooManyEntries(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if n := len(open(t, dir).List()); n != external.MaxNames {
+	if n := len(list(t, open(t, dir))); n != external.MaxNames {
 		t.Errorf("%d listed, want %d", n, external.MaxNames)
 	}
 }
 
-func TestCloseEndsTheAsking(t *testing.T) {
+// A plugin has the name of its folder, also when its file is a link to another.
+func TestALinkInsideIsAsked(t *testing.T) {
+	dir := t.TempDir()
+	path := script(t, dir, "mine", "1.0.0", says("mine", kindAnalysis))
+	if err := os.Rename(path, filepath.Join(dir, "mine", "build")); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Symlink("../../build", path); err != nil {
+		t.Fatal(err)
+	}
+	d := open(t, dir)
+	until(t, "the plugin to be listed", func() bool { return slices.Equal(list(t, d), []plugins.ID{analysisID("mine")}) })
+}
+
+func TestNewestOfManyVersions(t *testing.T) {
+	dir := t.TempDir()
+	for i := range external.MaxVersions + 10 {
+		if err := os.MkdirAll(filepath.Join(dir, "mine", "1."+strconv.Itoa(i)+".0", platform), 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	newest := "1." + strconv.Itoa(external.MaxVersions+9) + ".0"
+	script(t, dir, "mine", newest, says("mine", kindAnalysis))
+	f, err := open(t, dir).Find(analysisID("mine"))
+	if err != nil || !strings.Contains(f.Path, "/"+newest+"/") {
+		t.Errorf("%+v, %v", f, err)
+	}
+}
+
+// What is no plugin takes no plugin's place, however much of it there is.
+func TestManyOtherFilesAreInTheWayOfNobody(t *testing.T) {
+	dir := t.TempDir()
+	for i := range 3 * external.MaxNames {
+		if err := os.WriteFile(filepath.Join(dir, "a"+strconv.Itoa(i)), nil, 0o644); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Mkdir(filepath.Join(dir, "b"+strconv.Itoa(i)), 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	script(t, dir, "mine", "1.0.0", says("mine", kindAnalysis))
+	d := open(t, dir)
+	until(t, "the plugin to be listed", func() bool { return slices.Equal(list(t, d), []plugins.ID{analysisID("mine")}) })
+}
+
+// Files that never say what they are keep nobody else from being asked, and a
+// host that is made asks nobody.
+func TestFilesThatHangHoldNobodyUp(t *testing.T) {
+	dir := t.TempDir()
+	for i := range 24 {
+		script(t, dir, "hangs-"+strconv.Itoa(i), "1.0.0", "#!/bin/sh\nexec sleep 600\n")
+	}
+	script(t, dir, "mine", "1.0.0", says("mine", kindAnalysis))
+	d := open(t, dir)
+	if ids := d.List(t.Context(), nil); len(ids) != 0 {
+		t.Errorf("without asking listed are %v", ids)
+	}
+	until(t, "all to be asked", func() bool {
+		began := time.Now()
+		ids := list(t, d)
+		for _, id := range ids {
+			if _, err := d.Find(id); id.Kind == plugins.KindUnknown && err == nil {
+				t.Errorf("%v: no reason", id)
+			}
+		}
+		t.Logf("%d listed after %v", len(ids), time.Since(began))
+		return len(ids) == 25 && slices.Contains(ids, analysisID("mine"))
+	})
+}
+
+func TestEndOfTheHostEndsTheAsking(t *testing.T) {
 	dir := t.TempDir()
 	pid := filepath.Join(t.TempDir(), "pid")
 	script(t, dir, "hangs", "1.0.0", "#!/bin/sh\necho $$ >"+pid+"\nexec sleep 600\n")
-	d := open(t, dir)
-	listed := make(chan []plugins.ID)
-	go func() { listed <- d.List() }()
+	h := newHost(t, dir, nil)
 	var text []byte
-	until(t, "the file to be asked", func() bool { text, _ = os.ReadFile(pid); return len(text) > 0 })
-	d.Close()
-	if ids := <-listed; len(ids) != 1 || ids[0].Kind != plugins.KindUnknown {
-		t.Errorf("listed are %v", ids)
-	}
+	until(t, "the file to be asked", func() bool { h.List(); text, _ = os.ReadFile(pid); return len(text) > 1 })
+	h.Stop(t.Context())
 	n, err := strconv.Atoi(strings.TrimSpace(string(text)))
 	if err != nil {
 		t.Fatal(err)
 	}
-	until(t, "it to end", func() bool { return !alive(n) })
+	if alive(n) {
+		t.Errorf("process %d lives", n)
+	}
+}
+
+// A file that is asked what it is has nothing of the host's, and leaves nothing.
+func TestFilesAreAskedBehindWalls(t *testing.T) {
+	dir := t.TempDir()
+	t.Setenv("DONA_TEST_SECRET", "do-not-tell")
+	mark := filepath.Join(t.TempDir(), "home")
+	script(t, dir, "private", "1.0.0", "#!/bin/sh\n[ -n \"$DONA_TEST_SECRET\" ] && exit 9\n[ \"$PWD\" = \"$HOME\" ] || exit 8\ntouch here || exit 7\npwd >"+mark+"\n"+
+		strings.TrimPrefix(says("private", kindAnalysis), "#!/bin/sh\n"))
+	h := newHost(t, dir, nil)
+	until(t, "it to be listed", func() bool { return slices.Contains(h.listed(), "analysis/private") })
+	home, err := os.ReadFile(mark)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !strings.Contains(string(home), "/run/") {
+		t.Errorf("it was asked in %q, which is not in the run directory", home)
+	}
+	if _, err := os.Stat(strings.TrimSpace(string(home))); !os.IsNotExist(err) {
+		t.Errorf("its directory %s stays: %v", home, err)
+	}
 }
 
 func until(t testing.TB, what string, ok func() bool) {

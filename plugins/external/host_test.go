@@ -283,6 +283,10 @@ func TestBuiltinsAreNotShadowed(t *testing.T) {
 	dir := t.TempDir()
 	path := install(t, dir, "analysis-mine", "1.0.0")
 	h := newHost(t, dir, nil)
+	until(t, "the file to be noticed", func() bool {
+		h.List()
+		return h.status(plugins.KindAnalysis, "analysis-mine").GetReason() != "not used yet"
+	})
 	s := h.status(plugins.KindAnalysis, "analysis-mine")
 	if s.GetSource() != "builtin" || !strings.Contains(s.GetReason(), path) || !strings.Contains(s.GetReason(), "plugins.analysis.analysis-mine.override_builtin: true") {
 		t.Errorf("status %v", s)

@@ -3,6 +3,7 @@
 package external_test
 
 import (
+	"context"
 	"fmt"
 	"os"
 	"os/exec"
@@ -17,6 +18,7 @@ import (
 
 	"github.com/dodona-project/dodona/plugins"
 	"github.com/dodona-project/dodona/plugins/external"
+	"github.com/dodona-project/dodona/plugins/runner"
 	pluginv1 "github.com/dodona-project/dodona/proto/plugin/v1"
 	"github.com/dodona-project/dodona/sdk/plugin"
 )
@@ -107,8 +109,14 @@ func open(t testing.TB, dir string, named ...plugins.ID) *external.Dir {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(d.Close)
 	return d
+}
+
+// list is what a host lists that runs files to ask them.
+func list(t testing.TB, d *external.Dir) []plugins.ID {
+	return d.List(t.Context(), func(ctx context.Context, file plugins.File, most int) (runner.Outcome, error) {
+		return runner.Output(ctx, runner.Config{Name: "x", Path: file.Path, Args: file.Args, Env: os.Environ(), SocketDir: t.TempDir()}, most)
+	})
 }
 
 type testWriter struct{ t testing.TB }

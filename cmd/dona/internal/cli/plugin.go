@@ -130,8 +130,8 @@ func (a *app) withPlugin(cmd *cobra.Command, text string, do func(*connection, *
 	if !both {
 		kind, name = "", text
 	}
-	if both && !slices.Contains([]string{"strategy", "probe", "analysis"}, kind) {
-		return usage("PLUGIN has the kind %s: allowed are strategy, probe and analysis, as in analysis/prometheus", limits.Quote(kind))
+	if both && !slices.Contains([]string{"strategy", "probe", "analysis", "unknown"}, kind) {
+		return usage("PLUGIN has the kind %s: allowed are strategy, probe, analysis and unknown, as in analysis/prometheus", limits.Quote(kind))
 	}
 	if err := limits.Name(name); err != nil {
 		return usage("PLUGIN has a name that %v", err)
