@@ -7,7 +7,6 @@ import (
 	"strconv"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"google.golang.org/grpc"
@@ -15,6 +14,7 @@ import (
 	donav1 "github.com/dodona-project/dodona/proto/dona/v1"
 	"github.com/dodona-project/dodona/sdk/dona/decide"
 	"github.com/dodona-project/dodona/sdk/dona/internal/cache"
+	"github.com/dodona-project/dodona/sdk/dona/internal/hosts"
 	"github.com/dodona-project/dodona/sdk/dona/internal/name"
 	"github.com/dodona-project/dodona/sdk/dona/internal/report"
 )
@@ -23,9 +23,10 @@ import (
 type Client struct {
 	opts     *options
 	hosts    []*host
-	first    atomic.Int64 // the host to begin with: one that worked last
-	cache    *cache.Dir   // nil = nothing on disk
+	health   *hosts.Set // of hosts, by their place
+	cache    *cache.Dir // nil = nothing on disk
 	reporter *report.Reporter
+	reported int // the host that failed the report under way, or hosts.None; owned by the reporter
 
 	ctx    context.Context // ends when Close begins
 	cancel context.CancelFunc
@@ -39,15 +40,19 @@ type Client struct {
 
 // host is one address of a control-plane host.
 type host struct {
+	place   int // in the client's list
 	address string
 	conn    *grpc.ClientConn
 	release func() error
 }
 
+// MaxHosts is how many hosts a target may name.
+const MaxHosts = 16
+
 // Dial makes a client for the hosts in target: host:port, or several, separated by
-// commas. It does not wait for a connection, so a program starts also when no host
-// can be reached; Service.Ready waits. Clients of one process with the same target
-// share connections. ctx is for the call only.
+// commas, of one deployment: they share a store. It does not wait for a connection,
+// so a program starts also when no host can be reached; Service.Ready waits. Clients
+// of one process share one connection to each host. ctx is for the call only.
 func Dial(ctx context.Context, target string, opts ...Option) (*Client, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, fmt.Errorf("dial %s: %w", target, err)
@@ -56,17 +61,19 @@ func Dial(ctx context.Context, target string, opts ...Option) (*Client, error) {
 	if err != nil {
 		return nil, fmt.Errorf("dial %s: %w", target, err)
 	}
-	addresses, err := parseTarget(target)
+	addresses, err := ParseTarget(target)
 	if err != nil {
-		return nil, fmt.Errorf("dial: %w", err)
+		return nil, fmt.Errorf("dial: target %w", err)
 	}
-	c := &Client{opts: o, services: map[string]*Service{}, registrations: map[*Registration]struct{}{}}
+	c := &Client{opts: o, health: hosts.New(len(addresses), o.random), reported: hosts.None,
+		services: map[string]*Service{}, registrations: map[*Registration]struct{}{}}
 	for _, a := range addresses {
 		h, err := connect(a, o)
 		if err != nil {
 			c.releaseHosts()
 			return nil, fmt.Errorf("dial %s: %w", a, err)
 		}
+		h.place = len(c.hosts)
 		c.hosts = append(c.hosts, h)
 	}
 	if o.cacheDir != "" {
@@ -83,7 +90,10 @@ func Dial(ctx context.Context, target string, opts ...Option) (*Client, error) {
 	return c, nil
 }
 
-func parseTarget(target string) ([]string, error) {
+// ParseTarget returns the addresses that a target names, each once, in its order.
+// The error says what is allowed and reads on after the name of whatever holds the
+// target.
+func ParseTarget(target string) ([]string, error) {
 	var out []string
 	seen := map[string]bool{}
 	for part := range strings.SplitSeq(target, ",") {
@@ -91,12 +101,15 @@ func parseTarget(target string) ([]string, error) {
 		h, p, err := net.SplitHostPort(part)
 		port, portErr := strconv.ParseUint(p, 10, 16)
 		if err != nil || h == "" || portErr != nil || port == 0 {
-			return nil, fmt.Errorf("target %.80q: allowed is host:port, or several separated by commas", target)
+			return nil, fmt.Errorf("is %.80q: allowed is host:port, or several separated by commas", target)
 		}
 		if !seen[part] {
 			seen[part] = true
 			out = append(out, part)
 		}
+	}
+	if len(out) > MaxHosts {
+		return nil, fmt.Errorf("names %d hosts: allowed are at most %d", len(out), MaxHosts)
 	}
 	return out, nil
 }

@@ -2,16 +2,20 @@ package dona
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"sync"
 	"time"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/backoff"
+	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/connectivity"
 	"google.golang.org/grpc/keepalive"
+	"google.golang.org/grpc/status"
 
 	donav1 "github.com/dodona-project/dodona/proto/dona/v1"
+	"github.com/dodona-project/dodona/sdk/dona/internal/hosts"
 )
 
 const (
@@ -20,6 +24,12 @@ const (
 	keepaliveEvery = 30 * time.Second
 	keepaliveWait  = 10 * time.Second
 	connectTimeout = 5 * time.Second
+
+	// ownRedial is how often gRPC dials by itself what could not be reached.
+	ownRedial = 30 * time.Second
+
+	// otherTimeout bounds the wait for a host when there is another one to ask.
+	otherTimeout = 2 * time.Second
 
 	// reconnectTimeout bounds the wait for a host that failed before.
 	reconnectTimeout = time.Second
@@ -76,8 +86,9 @@ func newConn(address string, o *options) (*grpc.ClientConn, error) {
 		grpc.WithStaticConnWindowSize(window),
 		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: keepaliveEvery, Timeout: keepaliveWait, PermitWithoutStream: true}),
 		grpc.WithConnectParams(grpc.ConnectParams{
-			// Streams come back by their own jitter and reset this one.
-			Backoff:           backoff.Config{BaseDelay: time.Second, Multiplier: 1.6, Jitter: 0.2, MaxDelay: 10 * time.Second},
+			// Streams come back by their own jitter and reset this one. Without them
+			// a host that is away is hardly dialed.
+			Backoff:           backoff.Config{BaseDelay: ownRedial, Multiplier: 1, Jitter: 0.2, MaxDelay: ownRedial},
 			MinConnectTimeout: connectTimeout,
 		}),
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxWatchFrame)),
@@ -92,18 +103,21 @@ func newConn(address string, o *options) (*grpc.ClientConn, error) {
 	return grpc.NewClient(target, opts...)
 }
 
+// errAway says that a host cannot be reached.
+var errAway = errors.New("cannot be reached")
+
 // api returns the host's control plane once it is connected: a host that cannot be
-// reached is found here, fast, and not by a call that waits.
-func (h *host) api(ctx context.Context) (donav1.ControlPlaneClient, error) {
-	wait := connectTimeout
+// reached is found here, fast, and not by a call that waits. patience bounds the
+// wait for a host that nothing is known of.
+func (h *host) api(ctx context.Context, patience time.Duration) (donav1.ControlPlaneClient, error) {
 	state := h.conn.GetState()
 	if state == connectivity.TransientFailure {
 		// From here gRPC shows no new attempt, only its success. What takes longer
 		// goes on in the background and serves the next try.
-		wait = reconnectTimeout
+		patience = min(patience, reconnectTimeout)
 		h.conn.ResetConnectBackoff()
 	}
-	ctx, cancel := context.WithTimeout(ctx, wait)
+	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
 	for failed := state == connectivity.TransientFailure; ; state = h.conn.GetState() {
 		switch state {
@@ -113,38 +127,86 @@ func (h *host) api(ctx context.Context) (donav1.ControlPlaneClient, error) {
 			h.conn.Connect()
 		case connectivity.TransientFailure:
 			if !failed {
-				return nil, fmt.Errorf("host %s cannot be reached", h.address)
+				return nil, errAway
 			}
 		case connectivity.Shutdown:
 			return nil, ErrClosed
 		}
 		if !h.conn.WaitForStateChange(ctx, state) {
-			return nil, fmt.Errorf("host %s cannot be reached: %w", h.address, ctx.Err())
+			return nil, fmt.Errorf("%w: %w", errAway, ctx.Err())
 		}
 	}
 }
 
-// pickHost returns the n-th host to try, beginning with one that worked.
-func (c *Client) pickHost(n int) *host {
-	return c.hosts[(int(c.first.Load())+n)%len(c.hosts)]
+// api connects to a host, with less patience when there is another one to ask.
+func (c *Client) api(ctx context.Context, h *host) (donav1.ControlPlaneClient, error) {
+	patience := connectTimeout
+	if c.another(h) {
+		patience = otherTimeout
+	}
+	return h.api(ctx, patience)
 }
 
-// worked remembers that a host answered.
-func (c *Client) worked(h *host) {
-	for i, known := range c.hosts {
-		if known == h {
-			c.first.Store(int64(i))
+// next returns the host to ask now. avoid is the place of the one that just failed
+// the caller, or hosts.None.
+func (c *Client) next(avoid int) *host { return c.hosts[c.health.Next(avoid, time.Now())] }
+
+// another reports whether there is a host besides h that nothing speaks against.
+func (c *Client) another(h *host) bool { return c.health.Another(h.place, time.Now()) == 0 }
+
+// note remembers what an attempt says of its host. An error that is about the
+// request, or about one stream, says nothing.
+func (c *Client) note(h *host, err error) {
+	switch {
+	case err == nil:
+		c.health.Worked(h.place)
+		return
+	case errors.Is(err, errAway), errors.Is(err, errSilent), errors.Is(err, errBehind):
+	case status.Code(err) == codes.Unavailable, status.Code(err) == codes.DeadlineExceeded:
+	default:
+		return
+	}
+	c.health.Failed(h.place, time.Now())
+}
+
+// ask makes calls that change nothing on one host, and on the next ones when it
+// cannot serve. The error is the last host's, and names it.
+func (c *Client) ask(ctx context.Context, calls func(context.Context, donav1.ControlPlaneClient) error) (*host, error) {
+	for avoid, tries := hosts.None, 0; ; {
+		h := c.next(avoid)
+		api, err := c.api(ctx, h)
+		if err == nil {
+			err = calls(ctx, api)
+		}
+		if ctx.Err() != nil {
+			return h, ctx.Err()
+		}
+		c.note(h, err)
+		if err == nil {
+			return h, nil
+		}
+		if avoid, tries = h.place, tries+1; tries >= len(c.hosts) || !c.another(h) {
+			return h, fmt.Errorf("host %s: %w", h.address, err)
 		}
 	}
 }
 
-// sendReport delivers one batch to the n-th host.
+// sendReport delivers one batch, each try after the first to another host: what
+// hosts know of a reporter they share, so a batch counts once wherever it arrives.
 func (c *Client) sendReport(ctx context.Context, try int, batch *donav1.StatsBatch) (*donav1.ReportAck, error) {
-	api, err := c.pickHost(try).api(ctx)
-	if err != nil {
-		return nil, err
+	if try == 0 {
+		c.reported = hosts.None
 	}
-	return api.ReportStats(ctx, batch)
+	h := c.next(c.reported)
+	c.reported = h.place
+	api, err := c.api(ctx, h)
+	if err != nil {
+		c.note(h, err)
+		return nil, fmt.Errorf("host %s: %w", h.address, err)
+	}
+	ack, err := api.ReportStats(ctx, batch)
+	c.note(h, err)
+	return ack, err
 }
 
 // sleep waits for d and reports whether ctx still lives.

@@ -17,6 +17,22 @@
 //	// call pick.Endpoint.Address …
 //	pick.Done(dona.Outcome{Success: true, Latency: took})
 //
+// # Several hosts
+//
+// Hosts that share a store are one deployment, and Dial takes the addresses of all
+// of them. A client begins at a random one and keeps what it does on that one for as
+// long as it works: its watches, its registrations and its reports. One that fails
+// is left for another within half a second, and asked less and less while it stays
+// away. When no other is there, waits follow full jitter up to 30 s; they begin anew
+// only when a stream did what it is for, not when a connection stands.
+//
+// A client never goes back: a host that has an older snapshot than the client holds
+// is told so, and the client takes another host or, when there is none, waits on
+// the stream until this one has caught up. Decisions go on by the newer snapshot,
+// marked stale. A snapshot is made of one host's frames alone. A report is sent
+// again as it was, with its sequence, so that it counts once wherever it arrives. A
+// registration moves under its endpoint id, and hosts go by the newest stream.
+//
 // Everything in the package is safe for concurrent use unless it says otherwise.
 package dona
 

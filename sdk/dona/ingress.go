@@ -125,14 +125,16 @@ func (i *Ingress) Problem() error {
 }
 
 func (i *Ingress) refresh(ctx context.Context) {
-	for try := 0; ; try++ {
-		h := i.client.pickHost(try)
-		rules, err := i.read(ctx, h)
+	for {
+		var rules []ingress.Rule
+		h, err := i.client.ask(ctx, func(ctx context.Context, api donav1.ControlPlaneClient) (err error) {
+			rules, err = i.read(ctx, api)
+			return err
+		})
 		if ctx.Err() != nil {
 			return
 		}
 		if err == nil {
-			try--
 			var table *ingress.Table
 			if table, err = ingress.New(rules); err != nil {
 				err = fmt.Errorf("host %s: %w", h.address, err)
@@ -159,16 +161,12 @@ func (i *Ingress) use(table *ingress.Table) {
 }
 
 // read asks one host for the rules of all services that count.
-func (i *Ingress) read(ctx context.Context, h *host) ([]ingress.Rule, error) {
-	api, err := h.api(ctx)
-	if err != nil {
-		return nil, err
-	}
+func (i *Ingress) read(ctx context.Context, api donav1.ControlPlaneClient) ([]ingress.Rule, error) {
 	services := i.config.Services
 	if len(services) == 0 {
 		reply, err := ask(ctx, api.ListServices, &donav1.ListServicesRequest{})
 		if err != nil {
-			return nil, fmt.Errorf("host %s: services: %w", h.address, err)
+			return nil, fmt.Errorf("services: %w", err)
 		}
 		services = reply.GetServices()
 	}
@@ -182,7 +180,7 @@ func (i *Ingress) read(ctx context.Context, h *host) ([]ingress.Rule, error) {
 			continue // not there yet, or gone since
 		}
 		if err != nil {
-			return nil, fmt.Errorf("host %s: ingress rules of %s: %w", h.address, name, err)
+			return nil, fmt.Errorf("ingress rules of %s: %w", name, err)
 		}
 		for _, r := range reply.GetIngresses() {
 			rules = append(rules, ingress.Rule{Service: r.GetService(), Host: r.GetHost(), PathPrefix: r.GetPathPrefix(), AllowedRegions: r.GetAllowedRegions()})

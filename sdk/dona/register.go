@@ -17,6 +17,7 @@ import (
 
 	donav1 "github.com/dodona-project/dodona/proto/dona/v1"
 	"github.com/dodona-project/dodona/sdk/dona/internal/backoff"
+	"github.com/dodona-project/dodona/sdk/dona/internal/hosts"
 	"github.com/dodona-project/dodona/sdk/dona/internal/name"
 )
 
@@ -200,12 +201,11 @@ func (r *Registration) run(ctx context.Context) {
 	defer close(r.ended)
 	defer r.cancel()
 	retry := backoff.Backoff{Random: r.client.opts.random}
-	for try := 0; ; try++ {
-		h := r.client.pickHost(try)
+	for avoid := hosts.None; ; {
+		h := r.client.next(avoid)
 		err := r.stream(ctx, h, func() {
 			retry.Applied()
-			r.client.worked(h)
-			try = 0
+			r.client.note(h, nil)
 		})
 		select {
 		case <-r.leave:
@@ -215,6 +215,8 @@ func (r *Registration) run(ctx context.Context) {
 		if ctx.Err() != nil {
 			return
 		}
+		r.client.note(h, err)
+		avoid = h.place
 		r.failed(fmt.Errorf("register %s at host %s: %w", r.endpoint.ID, h.address, err))
 		switch status.Code(err) {
 		case codes.InvalidArgument:
@@ -225,7 +227,7 @@ func (r *Registration) run(ctx context.Context) {
 			// fight of two processes over it.
 			retry.Longest()
 		}
-		wait := time.NewTimer(retry.Next(len(r.client.hosts) > 1))
+		wait := time.NewTimer(retry.Next(r.client.another(h)))
 		select {
 		case <-wait.C:
 		case <-r.leave:
@@ -247,13 +249,13 @@ func (r *Registration) failed(err error) {
 
 // stream registers on one host and beats until the stream ends.
 func (r *Registration) stream(ctx context.Context, h *host, accepted func()) error {
-	api, err := h.api(ctx)
+	api, err := r.client.api(ctx, h)
 	if err != nil {
 		return err
 	}
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	late := time.AfterFunc(firstFrame, func() { cancel(fmt.Errorf("no acceptance within %v", firstFrame)) })
+	late := time.AfterFunc(firstFrame, func() { cancel(errSilent) })
 	defer late.Stop()
 
 	stream, err := api.RegisterEndpoint(ctx)

@@ -13,6 +13,7 @@ import (
 	"github.com/dodona-project/dodona/sdk/dona/digest"
 	"github.com/dodona-project/dodona/sdk/dona/internal/backoff"
 	"github.com/dodona-project/dodona/sdk/dona/internal/cache"
+	"github.com/dodona-project/dodona/sdk/dona/internal/hosts"
 	"github.com/dodona-project/dodona/sdk/dona/mirror"
 )
 
@@ -32,8 +33,14 @@ func (h *held) version() uint64 {
 	return h.snapshot.Version()
 }
 
-// errFull asks for the whole snapshot again, whatever is held.
-var errFull = errors.New("snapshot is damaged")
+var (
+	// errFull asks for the whole snapshot again, whatever is held.
+	errFull = errors.New("snapshot is damaged")
+	// errSilent says that a host took a stream and did not answer in time.
+	errSilent = fmt.Errorf("no answer within %v", firstFrame)
+	// errBehind says that a host has an older snapshot than is held.
+	errBehind = errors.New("this host is behind, or lost or rewound its data")
+)
 
 // watch keeps the snapshot up to date until ctx ends.
 func (s *Service) watch(ctx context.Context) {
@@ -43,22 +50,22 @@ func (s *Service) watch(ctx context.Context) {
 	}
 	retry := backoff.Backoff{Random: s.client.opts.random}
 	full := false
-	for try := 0; ; try++ {
-		h := s.client.pickHost(try)
+	for avoid := hosts.None; ; {
+		h := s.client.next(avoid)
 		err := s.stream(ctx, h, full, func() {
 			retry.Applied()
-			s.client.worked(h)
-			try = 0
+			s.client.note(h, nil)
 			full = false
 		})
 		if ctx.Err() != nil {
 			return
 		}
-		full = errors.Is(err, errFull)
+		s.client.note(h, err)
+		avoid, full = h.place, errors.Is(err, errFull) || full && !errors.Is(err, errBehind)
 		s.lost(fmt.Errorf("host %s: %w", h.address, err))
 		s.client.opts.log.Info("watch ended", "service", s.name, "host", h.address, "error", err)
 		// A host that sent damage is there and can send the whole snapshot soon.
-		if !sleep(ctx, retry.Next(full || len(s.client.hosts) > 1)) {
+		if !sleep(ctx, retry.Next(full || s.client.another(h))) {
 			return
 		}
 	}
@@ -67,14 +74,16 @@ func (s *Service) watch(ctx context.Context) {
 // stream runs one watch until it ends and calls applied for each frame that was
 // good.
 func (s *Service) stream(ctx context.Context, h *host, full bool, applied func()) error {
-	api, err := h.api(ctx)
+	api, err := s.client.api(ctx, h)
 	if err != nil {
 		return err
 	}
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	late := time.AfterFunc(firstFrame, func() { cancel(fmt.Errorf("no answer within %v", firstFrame)) })
+	late := time.AfterFunc(firstFrame, func() { cancel(errSilent) })
 	defer late.Stop()
+	patience := time.AfterFunc(hosts.Never, func() { cancel(errBehind) })
+	defer patience.Stop()
 
 	req := &donav1.WatchConfigRequest{
 		Service:       s.name,
@@ -89,6 +98,7 @@ func (s *Service) stream(ctx context.Context, h *host, full bool, applied func()
 		req.LastVersion, req.LastChecksum = s.held.version(), sum[:]
 	}
 	s.received = nil
+	behind := false
 	stream, err := api.WatchConfig(ctx, req)
 	for err == nil {
 		var frame *donav1.ConfigSnapshot
@@ -97,10 +107,23 @@ func (s *Service) stream(ctx context.Context, h *host, full bool, applied func()
 		}
 		late.Stop()
 		used, err := s.take(frame, h)
-		if err != nil {
+		switch {
+		case errors.Is(err, errBehind) && behind:
+		case errors.Is(err, errBehind):
+			s.reject(frame.GetVersion(), h, err)
+			if req.LastVersion != s.held.version() || s.client.another(h) {
+				return err
+			}
+			// It was told what we hold, and may catch up before another one is there.
+			s.lost(fmt.Errorf("host %s: %w", h.address, err))
+			behind = true
+			patience.Reset(s.client.health.Another(h.place, time.Now()))
+		case err != nil:
+			s.reject(frame.GetVersion(), h, err)
 			return err
-		}
-		if used {
+		case used:
+			patience.Stop()
+			behind = false
 			applied()
 		}
 	}
@@ -113,62 +136,53 @@ func (s *Service) stream(ctx context.Context, h *host, full bool, applied func()
 	return err
 }
 
-// take applies one frame and reports whether it is in use. An error ends the
-// stream; a snapshot that this client cannot use does not, as the next version may
-// be fine.
+// reject says that a snapshot is not used, and why.
+func (s *Service) reject(version uint64, h *host, err error) {
+	s.client.reporter.Rejected(s.name, version, err.Error())
+	s.client.opts.log.Error("snapshot rejected", "service", s.name, "version", version, "host", h.address, "error", err)
+}
+
+// take takes in one frame and reports whether it is in use. An error says why the
+// stream is of no use, with errBehind perhaps for now. A snapshot that this client
+// cannot decide by is rejected without one, as the next version may be fine.
+//
+// What a stream sent is kept apart from what is held: deltas build on the former,
+// so nothing is ever made of the frames of two hosts, and the latter is replaced
+// only by something newer.
 func (s *Service) take(f *donav1.ConfigSnapshot, h *host) (used bool, err error) {
 	version := f.GetVersion()
-	reject := func(err error) error {
-		s.client.reporter.Rejected(s.name, version, err.Error())
-		s.client.opts.log.Error("snapshot rejected", "service", s.name, "version", version, "host", h.address, "error", err)
-		return err
-	}
-	damaged := func(err error) error { return reject(fmt.Errorf("%w: %w", errFull, err)) }
-	if version < s.held.version() {
-		return false, reject(fmt.Errorf("version %d is lower than %d held from %s: this host is behind, or lost or rewound its data",
-			version, s.held.version(), s.held.where))
-	}
-	var next *mirror.Snapshot
-	switch f.GetForm() {
-	case donav1.ConfigSnapshot_FORM_UNCHANGED:
-		if s.held.snapshot == nil || version != s.held.version() ||
-			len(f.GetChecksum()) > 0 && !bytes.Equal(f.GetChecksum(), s.held.snapshot.Config().GetChecksum()) {
-			return false, damaged(fmt.Errorf("version %d is called unchanged, held is %d", version, s.held.version()))
+	have := s.held.snapshot
+	if f.GetForm() == donav1.ConfigSnapshot_FORM_UNCHANGED {
+		if have == nil || version != have.Version() || len(f.GetChecksum()) > 0 && !bytes.Equal(f.GetChecksum(), have.Config().GetChecksum()) {
+			return false, fmt.Errorf("%w: version %d is called unchanged, held is %d", errFull, version, s.held.version())
 		}
-		s.received = s.held.snapshot
-		s.confirmed(h)
-		return true, nil
-	case donav1.ConfigSnapshot_FORM_DELTA:
-		if s.received == nil {
-			return false, damaged(fmt.Errorf("delta to version %d is the first frame", version))
-		}
-		if next, err = s.received.Apply(f); err != nil {
-			return false, damaged(err)
-		}
-	case donav1.ConfigSnapshot_FORM_UNSPECIFIED, donav1.ConfigSnapshot_FORM_FULL:
-		if f.GetService() != s.name {
-			return false, reject(fmt.Errorf("snapshot is of service %.80q, asked was %s", f.GetService(), s.name))
-		}
-		if next, err = mirror.Full(f); err != nil {
-			return false, damaged(err)
-		}
-	default:
-		return false, damaged(fmt.Errorf("form %s is not one that this client knows", f.GetForm()))
-	}
-	if held := s.held.snapshot; held != nil && version == held.Version() && version > 0 {
-		if next.Checksum() != held.Checksum() {
-			return false, reject(fmt.Errorf("version %d has checksum %x, held from %s is %x: two hosts disagree about one version",
-				version, next.Checksum(), s.held.where, held.Checksum()))
-		}
-		s.received = held
+		s.received = have
 		s.confirmed(h)
 		return true, nil
 	}
-	// What was received is what the next delta builds on, usable here or not.
+	next, err := s.receive(f)
+	if err != nil {
+		return false, err
+	}
+	// What was received is what the next delta builds on, used here or not.
 	s.received = next
+	if have != nil && version < have.Version() {
+		return false, fmt.Errorf("version %d is lower than %d held from %s: %w", version, have.Version(), s.held.where, errBehind)
+	}
+	if have != nil && version == have.Version() && version > 0 {
+		if next.Checksum() != have.Checksum() {
+			return false, fmt.Errorf("version %d has checksum %x, held from %s is %x: two hosts disagree about one version",
+				version, next.Checksum(), s.held.where, have.Checksum())
+		}
+		s.received = have // the same: one copy is enough
+		s.confirmed(h)
+		return true, nil
+	}
 	program, err := decide.Compile(next.Config(), &s.loads)
 	if err != nil {
-		s.problem(h, reject(fmt.Errorf("version %d: %w", version, err)))
+		err = fmt.Errorf("version %d: %w", version, err)
+		s.reject(version, h, err)
+		s.problem(h, err)
 		return false, nil
 	}
 	s.held = held{snapshot: next, where: "host " + h.address}
@@ -182,6 +196,29 @@ func (s *Service) take(f *donav1.ConfigSnapshot, h *host) (used bool, err error)
 	default:
 	}
 	return true, nil
+}
+
+// receive makes the snapshot that a frame leads to on this stream, verified. An
+// error with errFull says that the frame is damaged or does not fit.
+func (s *Service) receive(f *donav1.ConfigSnapshot) (next *mirror.Snapshot, err error) {
+	switch f.GetForm() {
+	case donav1.ConfigSnapshot_FORM_DELTA:
+		if s.received == nil {
+			return nil, fmt.Errorf("%w: delta to version %d is the first frame", errFull, f.GetVersion())
+		}
+		next, err = s.received.Apply(f)
+	case donav1.ConfigSnapshot_FORM_UNSPECIFIED, donav1.ConfigSnapshot_FORM_FULL:
+		if f.GetService() != s.name {
+			return nil, fmt.Errorf("snapshot is of service %.80q, asked was %s", f.GetService(), s.name)
+		}
+		next, err = mirror.Full(f)
+	default:
+		err = fmt.Errorf("form %s is not one that this client knows", f.GetForm())
+	}
+	if err != nil {
+		return nil, fmt.Errorf("%w: %w", errFull, err)
+	}
+	return next, nil
 }
 
 // saveEvery is the least time between two writes of a service's snapshot to disk:

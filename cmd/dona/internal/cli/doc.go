@@ -90,7 +90,7 @@ Exit codes: 0 ok, 1 the operation failed, 2 the command line is wrong,
 	root.SilenceErrors, root.SilenceUsage = true, true
 	root.CompletionOptions.DisableDefaultCmd = true
 	f := root.PersistentFlags()
-	f.StringVar(&a.target, "host", "", "address of the host, host:port (default $DONA_HOST, else "+defaultHost+")")
+	f.StringVar(&a.target, "host", "", "address of the host, host:port; of several, separated by commas, the first that can be reached (default $DONA_HOST, else "+defaultHost+")")
 	f.BoolVar(&a.json, "json", false, "write JSON, one object; with --watch one a line")
 	f.DurationVar(&a.timeout, "timeout", 10*time.Second, "how long to wait for an answer")
 	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {

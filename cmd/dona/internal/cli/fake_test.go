@@ -24,6 +24,7 @@ type fakeHost struct {
 	donav1.UnimplementedHostAdminServer
 
 	address string
+	server  *grpc.Server
 
 	mu       sync.Mutex
 	services map[string]*donav1.StatusReply
@@ -35,6 +36,7 @@ type fakeHost struct {
 	refuse    error // the answer to everything
 	silent    bool  // no answer to anything
 	drops     int   // watches that break after their first reply
+	leaves    bool  // the host goes with the next watch, after its first reply
 	last      proto.Message
 	version   uint64
 }
@@ -50,6 +52,7 @@ func newFakeHost(t testing.TB) *fakeHost {
 		delivered: map[string]delivered{},
 	}
 	server := grpc.NewServer(grpc.UnaryInterceptor(f.unary), grpc.StreamInterceptor(f.stream))
+	f.server = server
 	donav1.RegisterControlPlaneServer(server, f)
 	donav1.RegisterHostAdminServer(server, f)
 	done := make(chan struct{})
@@ -138,9 +141,19 @@ func (f *fakeHost) WatchStatus(r *donav1.GetStatusRequest, stream grpc.ServerStr
 		if f.drop() {
 			return status.Error(codes.Unavailable, "the host stops")
 		}
+		if f.leave() {
+			go f.server.GracefulStop() // waits for this watch, which so arrives whole
+			return status.Error(codes.Unavailable, "the host stops")
+		}
 	}
 	<-stream.Context().Done() // a watch has no end of its own
 	return nil
+}
+
+func (f *fakeHost) leave() bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.leaves
 }
 
 func (f *fakeHost) drop() bool {

@@ -5,7 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
-	"strconv"
+	"strings"
 	"sync"
 	"time"
 
@@ -13,8 +13,11 @@ import (
 	"google.golang.org/grpc/backoff"
 	"google.golang.org/grpc/connectivity"
 	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/resolver"
+	"google.golang.org/grpc/resolver/manual"
 
 	donav1 "github.com/dodona-project/dodona/proto/dona/v1"
+	"github.com/dodona-project/dodona/sdk/dona"
 )
 
 const (
@@ -23,7 +26,8 @@ const (
 	maxMessage = 8 << 20
 )
 
-// connection is a host that answered the door.
+// connection is to the first host of the target that answers the door, and to the
+// next one when it breaks.
 type connection struct {
 	ctx     context.Context // the command's: ends at an interrupt
 	conn    *grpc.ClientConn
@@ -32,20 +36,22 @@ type connection struct {
 	target  string
 	timeout time.Duration
 
-	mu      sync.Mutex
-	dialErr error // of the newest attempt; nil after one that worked
+	addresses []string // of the target
+
+	mu       sync.Mutex
+	dialErrs map[string]error // by address: of the newest attempt; none after one that worked
 }
 
 // hostAddress is what --host, DONA_HOST or the default says.
 func (a *app) hostAddress() (string, error) {
 	if a.target != "" {
-		if err := checkHost(a.target); err != nil {
+		if _, err := dona.ParseTarget(a.target); err != nil {
 			return "", usage("--host %v", err)
 		}
 		return a.target, nil
 	}
 	if env := a.getenv("DONA_HOST"); env != "" {
-		if err := checkHost(env); err != nil {
+		if _, err := dona.ParseTarget(env); err != nil {
 			return "", configuration("DONA_HOST %v", err)
 		}
 		return env, nil
@@ -53,16 +59,9 @@ func (a *app) hostAddress() (string, error) {
 	return defaultHost, nil
 }
 
-func checkHost(target string) error {
-	host, port, err := net.SplitHostPort(target)
-	if n, perr := strconv.ParseUint(port, 10, 16); err != nil || host == "" || perr != nil || n == 0 {
-		return fmt.Errorf("is %q: allowed is host:port, such as %s", target, defaultHost)
-	}
-	return nil
-}
-
 // connect opens the connection and waits until it stands, so that a host that
-// is away is told from one that refuses.
+// is away is told from one that refuses. Of several hosts it takes the first that
+// can be reached, in their order.
 func (a *app) connect(ctx context.Context) (*connection, error) {
 	target, err := a.hostAddress()
 	if err != nil {
@@ -71,8 +70,20 @@ func (a *app) connect(ctx context.Context) (*connection, error) {
 	if a.timeout <= 0 {
 		return nil, usage("--timeout is %s: allowed is more than 0, such as 10s", a.timeout)
 	}
-	c := &connection{ctx: ctx, target: target, timeout: a.timeout}
-	c.conn, err = grpc.NewClient("passthrough:///"+target,
+	c := &connection{ctx: ctx, target: target, timeout: a.timeout, dialErrs: map[string]error{}}
+	if c.addresses, err = dona.ParseTarget(target); err != nil {
+		return nil, usage("--host %v", err)
+	}
+	// The default policy goes through the addresses in turn, now and whenever the
+	// connection breaks, and does not wait long for one that is silent.
+	all := manual.NewBuilderWithScheme("dona")
+	var found resolver.State
+	for _, address := range c.addresses {
+		found.Addresses = append(found.Addresses, resolver.Address{Addr: address, ServerName: address})
+	}
+	all.InitialState(found)
+	c.conn, err = grpc.NewClient(all.Scheme()+":///hosts",
+		grpc.WithResolvers(all),
 		grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithContextDialer(c.dial),
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxMessage), grpc.MaxCallSendMsgSize(maxMessage)),
@@ -97,12 +108,14 @@ func (c *connection) close() { _ = c.conn.Close() }
 func (c *connection) dial(ctx context.Context, address string) (net.Conn, error) {
 	conn, err := (&net.Dialer{}).DialContext(ctx, "tcp", address)
 	c.mu.Lock()
-	c.dialErr = err
-	c.mu.Unlock()
+	defer c.mu.Unlock()
+	if delete(c.dialErrs, address); err != nil {
+		c.dialErrs[address] = err
+	}
 	return conn, err
 }
 
-// stand waits for the first attempt to connect.
+// stand waits until a host has taken the connection, or none has.
 func (c *connection) stand() error {
 	ctx, cancel := context.WithTimeout(c.ctx, c.timeout)
 	defer cancel()
@@ -129,19 +142,23 @@ func (c *connection) stand() error {
 }
 
 // away says that no host is there and what to do about it; "" = the last
-// attempt to connect worked.
+// attempt to connect to one of them worked.
 func (c *connection) away() string {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.dialErr == nil {
-		return ""
+	var all []string
+	for _, address := range c.addresses {
+		why := c.dialErrs[address]
+		if why == nil {
+			return ""
+		}
+		var op *net.OpError
+		if errors.As(why, &op) {
+			why = op.Err
+		}
+		all = append(all, fmt.Sprintf("%s (%v)", address, why))
 	}
-	why := c.dialErr
-	var op *net.OpError
-	if errors.As(why, &op) {
-		why = op.Err
-	}
-	return fmt.Sprintf("no host at %s (%v); start one with \"dona-host --dev\", or name another with --host or DONA_HOST", c.target, why)
+	return fmt.Sprintf("no host at %s; start one with \"dona-host --dev\", or name another with --host or DONA_HOST", strings.Join(all, ", "))
 }
 
 // call makes one unary call within the timeout.

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"errors"
+	"net"
 	"os"
 	"os/exec"
 	"strconv"
@@ -21,6 +22,8 @@ import (
 
 type hostKey struct{}
 
+type otherKey struct{}
+
 func fakeOf(ts *testscript.TestScript) *fakeHost { return ts.Value(hostKey{}).(*fakeHost) }
 
 // TestScripts runs testdata/script against a fake host in this process, one for
@@ -34,11 +37,14 @@ func fakeOf(ts *testscript.TestScript) *fakeHost { return ts.Value(hostKey{}).(*
 //	host silent         answer nothing
 //	host drop           break the next two watches after their first reply, and
 //	                    end the next two followed logs after their last line
+//	host leave          go for good with the next watch, after its first reply
+//	host other ...      any of these, for the host at $OTHER_HOST
 //	saw FILE            the last request that changes something, against FILE
 //	validjson FILE      each line of FILE is JSON
 //	code N dona ...     run dona and want this exit code
 //
-// and on Unix interrupt and brokenpipe, see there.
+// At $MUTE_HOST connections are taken and nothing is ever said. On Unix
+// there are also interrupt and brokenpipe, see there.
 func TestScripts(t *testing.T) {
 	testscript.Run(t, testscript.Params{
 		Dir:                 "testdata/script",
@@ -51,6 +57,15 @@ func TestScripts(t *testing.T) {
 			env.Values[hostKey{}] = host
 			env.Setenv("GORACE", "atexit_sleep_ms=10") // else each run waits a second for late races
 			env.Setenv("DONA_HOST", host.address)
+			other := newFakeHost(t)
+			env.Values[otherKey{}] = other
+			env.Setenv("OTHER_HOST", other.address)
+			mute, err := net.Listen("tcp", "127.0.0.1:0")
+			if err != nil {
+				return err
+			}
+			env.Defer(func() { _ = mute.Close() })
+			env.Setenv("MUTE_HOST", mute.Addr().String())
 			return nil
 		},
 		Cmds: scriptCommands,
@@ -64,6 +79,9 @@ var scriptCommands = map[string]func(*testscript.TestScript, bool, []string){
 
 func hostCommand(ts *testscript.TestScript, _ bool, args []string) {
 	f := fakeOf(ts)
+	if args[0] == "other" {
+		f, args = ts.Value(otherKey{}).(*fakeHost), args[1:]
+	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	read := func(file string) *donav1.StatusReply {
@@ -98,6 +116,8 @@ func hostCommand(ts *testscript.TestScript, _ bool, args []string) {
 		f.refuse = status.Error(codes.Code(n), strings.Join(args[2:], " "))
 	case "drop":
 		f.drops = 2
+	case "leave":
+		f.leaves = true
 	case "silent":
 		f.silent = true
 	default:
