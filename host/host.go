@@ -106,25 +106,21 @@ func (h *Host) wire(ledger *audit.Log) (err error) {
 	h.plane = service.New(actions, ledger, h.id)
 	h.planner = service.NewPlanner(h.plane, h.strategy, h.log.Named("planner"))
 	h.sessions, err = session.New(session.Options{
-		Store: h.store, Plane: h.plane, PlaneName: "service", Host: h.id,
+		Store: h.store, Plane: h.plane, PlaneName: "service", Host: h.id, Shared: h.shared(),
 		Heartbeat: h.config.Heartbeat, Restart: h.config.RestartGrace,
 		Logger: h.log.Named("session"), Registerer: h.metrics,
 	})
 	if err != nil {
 		return err
 	}
-	after, err := h.gap(context.Background())
+	lost, err := h.lost(context.Background())
 	if err != nil {
 		return err
 	}
 	h.feeds, err = snapshot.New(snapshot.Options{
 		Store: h.store, Source: h.plane.Source(), OnRewind: h.rewound.rewind,
-		LostAfter: after, LostBefore: h.store.Info().First, Grace: h.config.RestartGrace,
-		OnLost: func(service string) {
-			if err := h.plane.Renew(context.Background(), service); err != nil {
-				h.log.Warn("cannot renew a snapshot after a crash", "service", service, "error", err)
-			}
-		},
+		Lost: lost, Grace: h.config.RestartGrace,
+		OnLost: func(service string) error { return h.plane.Renew(context.Background(), service) },
 		Logger: h.log.Named("snapshot"), Registerer: h.metrics,
 	})
 	if err != nil {

@@ -29,3 +29,6 @@ func openStore(c *config.Config, log hclog.Logger, fatal func(error)) (store.Sto
 	}
 	return s, nil
 }
+
+// shared reports whether other hosts use this host's store, too.
+func (h *Host) shared() bool { return h.config.Store != "embedded" }

@@ -52,7 +52,7 @@ func (p *Plane) collect(tx store.Tx, service string) (bool, error) {
 	if err != nil || version == 0 || !past(&head, tx.Now().UnixMilli()) {
 		return false, err
 	}
-	for _, key := range []string{headKey(service), urgentKey(service), removedKey(service), weightsKey(service), quarantineKey(service), policyKey(service), planKey(service)} {
+	for _, key := range []string{headKey(service), urgentKey(service), removedKey(service), weightsKey(service), quarantineKey(service), policyKey(service), planKey(service), planningKey(service)} {
 		if err := tx.Delete(key); err != nil {
 			return false, err
 		}

@@ -61,6 +61,7 @@ func weightsKey(service string) string         { return "svc/" + service + "/wei
 func quarantineKey(service string) string      { return "svc/" + service + "/quarantine" }
 func policyKey(service string) string          { return "svc/" + service + "/policy" }
 func planKey(service string) string            { return "svc/" + service + "/plan" }
+func planningKey(service string) string        { return "planning/" + service }
 func flagIndex(service string) string          { return "svc/" + service + "/flag" }
 func flagKey(service, flag string) string      { return "svc/" + service + "/flag/" + flag }
 func endpointIndex(service string) string      { return "svc/" + service + "/ep" }

@@ -1,9 +1,12 @@
 package service
 
 import (
+	"bytes"
 	"context"
+	"crypto/rand"
 	"crypto/sha256"
 	"encoding/binary"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"hash/fnv"
@@ -33,9 +36,12 @@ type Compiler interface {
 
 // Planner keeps every service's plan up to date. It re-reads what is and
 // compiles what changed, beside everything else: a slow or dead strategy plugin
-// leaves the last good plan in force and delays nobody.
+// leaves the last good plan in force and delays nobody. Several may run over one
+// store: each compile is claimed first, and what a plan was compiled from is kept
+// beside it, so that one of them compiles and the others find it done.
 type Planner struct {
 	plane    *Plane
+	process  string // tells this planner's claims from those of its host's earlier lives
 	compiler Compiler
 	log      hclog.Logger
 	slots    chan struct{} // bounds the compiles under way
@@ -46,10 +52,9 @@ type Planner struct {
 
 // planning is what the planner remembers of one service.
 type planning struct {
-	version  uint64            // of the head looked at last
-	changed  bool              // since the last compile began
-	inputs   [sha256.Size]byte // of the compile that the plan in force came from
-	failed   bool              // the last compile did
+	version  uint64 // of the head looked at last
+	changed  bool   // since the last compile began
+	failed   bool   // the last compile did
 	running  bool
 	refresh  time.Time // compile again, changed or not; zero = never
 	earliest time.Time // not before, so that a burst of changes is one compile
@@ -57,13 +62,17 @@ type planning struct {
 
 const (
 	planPause = 100 * time.Millisecond // least time between two compiles of a service
-	planRetry = time.Second            // after a failed one
+	planRetry = time.Second            // while another host compiles, and after a failed one
+	planYield = 300 * time.Millisecond // more after one that failed here: others may have a plugin that works
+	planClaim = 5 * time.Second        // a host that died holds a compile up for so long; one takes much less
 	planSlots = 8
 )
 
 // NewPlanner returns a planner; Run makes it work.
 func NewPlanner(plane *Plane, compiler Compiler, log hclog.Logger) *Planner {
-	return &Planner{plane: plane, compiler: compiler, log: log,
+	var process [8]byte
+	_, _ = rand.Read(process[:]) // never fails
+	return &Planner{plane: plane, process: hex.EncodeToString(process[:]), compiler: compiler, log: log,
 		slots: make(chan struct{}, planSlots), state: map[string]*planning{}}
 }
 
@@ -82,7 +91,7 @@ func (p *Planner) Run(ctx context.Context) error {
 				p.log.Error("cannot look at the services to plan", "error", err)
 			}
 		}
-		for service, refresh := range p.due(time.Now()) {
+		for _, service := range p.due(time.Now()) {
 			select {
 			case p.slots <- struct{}{}:
 			case <-ctx.Done():
@@ -90,7 +99,7 @@ func (p *Planner) Run(ctx context.Context) error {
 			}
 			compiles.Go(func() {
 				defer func() { <-p.slots }()
-				p.plan(ctx, service, refresh)
+				p.plan(ctx, service)
 			})
 		}
 		select {
@@ -150,19 +159,17 @@ func (p *Planner) again() {
 	}
 }
 
-// due takes the services whose time has come. The value tells a refresh
-// from a change.
-func (p *Planner) due(now time.Time) map[string]bool {
+// due takes the services whose time has come.
+func (p *Planner) due(now time.Time) (services []string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	services := map[string]bool{}
 	for service, s := range p.state {
 		refresh := !s.refresh.IsZero() && !s.refresh.After(now)
 		if s.running || s.earliest.After(now) || !s.changed && !refresh {
 			continue
 		}
 		s.running, s.changed = true, false
-		services[service] = refresh
+		services = append(services, service)
 	}
 	return services
 }
@@ -177,25 +184,42 @@ func (p *Planner) done(service string, change func(s *planning)) {
 }
 
 // plan compiles one service's plan. A change that leaves what the plan in force
-// was compiled from as it was (the plan's own publication is one) needs none.
-func (p *Planner) plan(ctx context.Context, service string, refresh bool) {
+// was compiled from as it was (the plan's own publication is one) needs none, and
+// one that another host compiles is left to it.
+func (p *Planner) plan(ctx context.Context, service string) {
 	p.mu.Lock()
-	before := *p.state[service]
+	failedBefore := p.state[service].failed
 	p.mu.Unlock()
 	now := time.Now()
-	failed := func(s *planning) {
-		s.failed, s.refresh, s.earliest = true, now.Add(planRetry), now.Add(planPause)
+	retry := func(d time.Duration) func(s *planning) {
+		return func(s *planning) { s.failed, s.refresh, s.earliest = true, now.Add(d), now.Add(planPause) }
+	}
+	// rest waits for a change, or for a refresh in d; 0 = none.
+	rest := func(d time.Duration) func(s *planning) {
+		return func(s *planning) {
+			s.failed, s.refresh, s.earliest = false, time.Time{}, now.Add(planPause)
+			if d > 0 {
+				s.refresh = now.Add(max(d, planPause))
+			}
+		}
 	}
 	job, err := p.plane.planJob(ctx, service)
-	if err != nil {
-		if ctx.Err() == nil {
+	var claim planClaimed
+	if err == nil && job != nil {
+		claim, err = p.plane.claimPlan(ctx, service, job, p.process)
+	}
+	switch {
+	case err != nil:
+		if ctx.Err() == nil && !errors.Is(err, errOvertaken) {
 			p.log.Error("cannot read what to plan", "service", service, "error", err)
 		}
-		p.done(service, failed)
+		p.done(service, retry(planRetry))
 		return
-	}
-	if job == nil || job.inputs == before.inputs && !refresh {
-		p.done(service, func(s *planning) { s.earliest = now.Add(planPause) })
+	case job == nil:
+		p.done(service, rest(0))
+		return
+	case !claim.ours:
+		p.done(service, rest(claim.again))
 		return
 	}
 	plan, again, err := p.compiler.Compile(ctx, job.strategy, job.config, job.request)
@@ -203,28 +227,26 @@ func (p *Planner) plan(ctx context.Context, service string, refresh bool) {
 	case ctx.Err() != nil:
 		return
 	case err != nil:
-		if !before.failed {
+		if !failedBefore {
 			p.log.Warn("no plan from the strategy: the last good one stays", "service", service, "strategy", job.strategy, "error", err)
 		}
 		if err := p.plane.fallBack(ctx, service, job, err); err != nil && ctx.Err() == nil && !errors.Is(err, errOvertaken) {
 			p.log.Error("cannot store the fallback plan", "service", service, "error", err)
 		}
-		p.done(service, failed)
+		p.done(service, retry(planRetry+planYield))
 		return
 	}
-	if err := p.plane.acceptPlan(ctx, service, job, plan); err != nil {
+	if again > 0 {
+		again = max(again, planRetry)
+	}
+	if err := p.plane.acceptPlan(ctx, service, job, plan, again); err != nil {
 		if ctx.Err() == nil && !errors.Is(err, errOvertaken) {
 			p.log.Error("cannot store the plan", "service", service, "error", err)
 		}
-		p.done(service, failed)
+		p.done(service, retry(planRetry))
 		return
 	}
-	p.done(service, func(s *planning) {
-		s.inputs, s.failed, s.refresh, s.earliest = job.inputs, false, time.Time{}, now.Add(planPause)
-		if again > 0 {
-			s.refresh = now.Add(max(again, planRetry))
-		}
-	})
+	p.done(service, rest(again))
 }
 
 // planJob is what one compile needs.
@@ -234,6 +256,8 @@ type planJob struct {
 	request  *pluginv1.CompileRequest
 	inputs   [sha256.Size]byte // of all that makes a new plan necessary
 	planned  uint64            // version of the plan record that this one replaces
+	claimed  uint64            // version of the planning record, with our claim once there is one
+	claim    *statev1.Planning // our claim
 }
 
 // planJob reads a service's candidates; nil when it has none.
@@ -254,6 +278,9 @@ func (p *Plane) planJob(ctx context.Context, service string) (job *planJob, err 
 		}
 		var plan statev1.PlanState
 		if j.planned, err = store.Load(tx, planKey(service), &plan); err != nil {
+			return err
+		}
+		if j.claimed, err = store.Load(tx, planningKey(service), new(statev1.Planning)); err != nil {
 			return err
 		}
 		j.request = &pluginv1.CompileRequest{Scope: "service/" + service, Seed: seed(service), Previous: plan.Plan}
@@ -336,11 +363,58 @@ func seed(service string) uint64 {
 	return h.Sum64()
 }
 
-// errOvertaken means that another host stored a plan first.
-var errOvertaken = errors.New("service: another plan was stored meanwhile")
+// errOvertaken means that another host has claimed a compile, or stored a plan,
+// since the job was read.
+var errOvertaken = errors.New("service: another host plans the service")
 
-func (p *Plane) acceptPlan(ctx context.Context, service string, job *planJob, plan *donav1.Plan) error {
-	return p.putPlan(ctx, service, job, func(old *statev1.PlanState) *statev1.PlanState {
+// planClaimed says whether a compile is ours, and if not, when to look again; 0 =
+// at the next change.
+type planClaimed struct {
+	ours  bool
+	again time.Duration
+}
+
+// claimPlan claims a compile for this host, unless the plan in force was compiled
+// from the same or another host is compiling. What this host compiled in an earlier
+// life is compiled again: its plugins may be others now.
+func (p *Plane) claimPlan(ctx context.Context, service string, job *planJob, process string) (c planClaimed, err error) {
+	err = p.store.Update(ctx, store.Soft, func(tx store.Tx) error {
+		c = planClaimed{}
+		n := new(statev1.Planning)
+		version, err := store.Load(tx, planningKey(service), n)
+		if err != nil {
+			return err
+		}
+		if version != job.claimed {
+			return errOvertaken
+		}
+		now := tx.Now().UnixMilli()
+		left := func(ms int64) time.Duration { return max(time.Duration(ms-now)*time.Millisecond, 1) }
+		earlier := n.Host == p.host && n.Process != process
+		due := n.RefreshMs != 0 && n.RefreshMs <= now
+		switch {
+		case bytes.Equal(n.Inputs, job.inputs[:]) && !due && !earlier:
+			if n.RefreshMs != 0 {
+				c.again = left(n.RefreshMs)
+			}
+			return nil
+		case n.UntilMs > now && n.Host != p.host:
+			c.again = min(left(n.UntilMs), planRetry)
+			return nil
+		}
+		n.Host, n.Process, n.UntilMs = p.host, process, now+planClaim.Milliseconds()
+		c.ours, job.claim = true, n
+		return store.Save(tx, planningKey(service), n)
+	})
+	return c, err
+}
+
+func (p *Plane) acceptPlan(ctx context.Context, service string, job *planJob, plan *donav1.Plan, again time.Duration) error {
+	return p.putPlan(ctx, service, job, func(now time.Time, old *statev1.PlanState, n *statev1.Planning) *statev1.PlanState {
+		n.Inputs, n.RefreshMs = job.inputs[:], 0
+		if again > 0 {
+			n.RefreshMs = now.Add(again).UnixMilli()
+		}
 		plan := proto.Clone(plan).(*donav1.Plan)
 		plan.Strategy = job.strategy
 		return &statev1.PlanState{Plan: plan, Strategy: job.strategy, Note: "accepted from " + job.strategy}
@@ -354,7 +428,8 @@ func (p *Plane) fallBack(ctx context.Context, service string, job *planJob, caus
 	if len(why) > 200 {
 		why = why[:200]
 	}
-	return p.putPlan(ctx, service, job, func(old *statev1.PlanState) *statev1.PlanState {
+	return p.putPlan(ctx, service, job, func(_ time.Time, old *statev1.PlanState, n *statev1.Planning) *statev1.PlanState {
+		n.Inputs, n.RefreshMs = nil, 0
 		if old.Plan != nil && old.Plan.Strategy == job.strategy {
 			return &statev1.PlanState{Plan: old.Plan, Strategy: job.strategy,
 				Note: fmt.Sprintf("last good plan of %s: %s", job.strategy, why)}
@@ -365,18 +440,27 @@ func (p *Plane) fallBack(ctx context.Context, service string, job *planJob, caus
 }
 
 // putPlan stores what next makes of the plan record, if that is still the one
-// the job was read with. Only another plan moves the snapshot's version.
-func (p *Plane) putPlan(ctx context.Context, service string, job *planJob, next func(*statev1.PlanState) *statev1.PlanState) error {
+// the job was read with and the claim is still ours, and gives the claim back. Only
+// another plan moves the snapshot's version.
+func (p *Plane) putPlan(ctx context.Context, service string, job *planJob, next func(now time.Time, old *statev1.PlanState, n *statev1.Planning) *statev1.PlanState) error {
 	return p.store.Update(ctx, store.Soft, func(tx store.Tx) error {
 		var old statev1.PlanState
 		version, err := store.Load(tx, planKey(service), &old)
 		if err != nil {
 			return err
 		}
-		if version != job.planned {
+		claim := new(statev1.Planning)
+		if _, err := store.Load(tx, planningKey(service), claim); err != nil {
+			return err
+		}
+		if version != job.planned || !proto.Equal(claim, job.claim) {
 			return errOvertaken
 		}
-		n := next(&old)
+		n := next(tx.Now(), &old, claim)
+		claim.UntilMs = 0
+		if err := store.Save(tx, planningKey(service), claim); err != nil {
+			return err
+		}
 		n.Plan.Generation = old.Plan.GetGeneration()
 		same := proto.Equal(old.Plan, n.Plan)
 		if same && proto.Equal(&old, n) {

@@ -14,8 +14,9 @@
 //     stream the host itself ended lasts three more.
 //   - No mass expiry: when more than a fifth (and at least five) of a scope's
 //     leases would end within one heartbeat interval, or the host itself was
-//     paused, removals freeze for one lease time. After a start nothing is
-//     removed until nine of ten remembered leases are back, at most 10 s.
+//     paused, removals freeze for one lease time. After a start nothing of the
+//     scopes that this host has served is removed until nine of ten of its leases
+//     are back, at most 10 s.
 //     A client that says goodbye is believed at any time.
 //   - Leases, freezes and what they are judged by are store records under the
 //     store's clock, so that all hosts come to the same judgement.

@@ -1,10 +1,12 @@
 package session_test
 
 import (
+	"fmt"
 	"testing"
 	"testing/synctest"
 	"time"
 
+	donav1 "github.com/dodona-project/dodona/proto/dona/v1"
 	statev1 "github.com/dodona-project/dodona/proto/state/v1"
 
 	"github.com/dodona-project/dodona/host/session"
@@ -243,5 +245,80 @@ func TestManyLeasesEnd(t *testing.T) {
 		time.Sleep(2*ttl + 2*beat)
 		synctest.Wait()
 		r.want(0, "after the freeze")
+	})
+}
+
+// A host that starts beside another waits for the endpoints that it served itself.
+// Those of the other stay as they are, and both hosts' waits add up.
+func TestStartBesideAnotherHost(t *testing.T) {
+	bubble(t, func(r *rig) {
+		host := func(name string) *session.Registry {
+			reg, err := session.New(session.Options{
+				Store: r.store, Plane: r.plane, PlaneName: "service", Host: name, Shared: true, Heartbeat: beat, Restart: wait,
+			})
+			if err != nil {
+				r.Fatal(err)
+			}
+			if err := reg.Start(r.Context()); err != nil {
+				r.Fatal(err)
+			}
+			return reg
+		}
+		first := r.registerMany(10) // at a
+		b := host("b")
+		for i := range 10 {
+			if _, err := b.Register(r.Context(), session.Registration{
+				Scope: "checkout", ID: fmt.Sprintf("b%02d", i), Payload: &donav1.EndpointHeartbeat{},
+			}); err != nil {
+				r.Fatal(err)
+			}
+		}
+		remembered := func() (n int) {
+			r.Helper()
+			var counts statev1.LeaseScope
+			if err := r.store.View(r.Context(), func(tx store.ReadTx) error {
+				n = 0
+				if _, err := store.Load(tx, "leases/service/checkout", &counts); err != nil {
+					return err
+				}
+				leases, err := tx.Scan("lease", 0, store.MaxScore, 0)
+				for _, e := range leases {
+					var l statev1.Lease
+					if _, err := store.Load(tx, "lease/"+e.Member, &l); err != nil {
+						return err
+					}
+					if l.Remembered != l.Detached || l.Remembered && l.Host != "b" {
+						r.Errorf("the lease %v after a start of b", &l)
+					}
+					if l.Remembered {
+						n++
+					}
+				}
+				return err
+			}); err != nil {
+				r.Fatal(err)
+			}
+			if int(counts.Leases) != 20 || int(counts.Remembered) != n {
+				r.Errorf("counted are %d leases and %d remembered, there are 20 and %d", counts.Leases, counts.Remembered, n)
+			}
+			return n
+		}
+		host("b") // its next life
+		if n := remembered(); n != 10 {
+			r.Errorf("%d leases are remembered, want those of b", n)
+		}
+		r.alarms("checkout: restart")
+		host("b") // again, within its wait
+		if n := remembered(); n != 10 {
+			r.Errorf("%d leases are remembered after a second start", n)
+		}
+		for i := range 9 { // they come back, to the other host
+			r.register(fmt.Sprintf("b%02d", i))
+		}
+		if n := remembered(); n != 1 {
+			r.Errorf("%d leases are remembered after nine are back", n)
+		}
+		r.alarms()
+		r.beat(first...)
 	})
 }

@@ -57,6 +57,7 @@ type Options struct {
 	Plane     Plane
 	PlaneName string        // its name in keys, such as "service"
 	Host      string        // this host's name, written into the leases it serves
+	Shared    bool          // other hosts serve leases of this store, too
 	Heartbeat time.Duration // 5 s
 	Missed    int           // 3
 	Restart   time.Duration // longest wait for remembered leases after a start: 10 s
@@ -72,6 +73,7 @@ type Registry struct {
 	plane   Plane
 	name    string
 	host    string
+	shared  bool
 	rules   Rules
 	log     hclog.Logger
 	metrics *metrics
@@ -90,7 +92,7 @@ func New(o Options) (*Registry, error) {
 		return nil, errors.New("session: options: Store, Plane and PlaneName are needed")
 	}
 	r := &Registry{
-		store: o.Store, plane: o.Plane, name: o.PlaneName, host: o.Host, log: o.Logger,
+		store: o.Store, plane: o.Plane, name: o.PlaneName, host: o.Host, shared: o.Shared, log: o.Logger,
 		rules: Rules{Heartbeat: o.Heartbeat, Missed: o.Missed, Percent: 20, Least: 5, Restart: o.Restart},
 
 		streams: make(map[name]*Stream),

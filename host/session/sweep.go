@@ -18,9 +18,9 @@ const (
 	fencePause = time.Minute // between two sweeps of the fences
 )
 
-// Start remembers the leases that the store holds from before and freezes their
-// removal until enough of their clients are back. It is called once, before the
-// first registration.
+// Start remembers the leases that this host has served before and freezes their
+// removal until enough of their clients are back, here or at another host. It is
+// called once, before the first registration.
 func (r *Registry) Start(ctx context.Context) error {
 	scopes := make(map[string][]string)
 	var now int64
@@ -66,25 +66,65 @@ func (r *Registry) Start(ctx context.Context) error {
 func (r *Registry) remember(ctx context.Context, scope string, ids []string) error {
 	return r.store.Update(ctx, store.Soft, func(tx store.Tx) error {
 		leases, err := r.leases(tx, scope, ids)
-		if err != nil || len(leases) == 0 {
+		if err != nil {
 			return err
 		}
+		if r.shared {
+			// What others serve goes on, and what nobody serves any more ends as
+			// anything does that misses its heartbeats.
+			leases = slices.DeleteFunc(leases, func(l *statev1.Lease) bool { return l.GetHost() != r.host })
+		}
+		if len(leases) == 0 {
+			return nil
+		}
+		fresh := uint32(0)
 		for _, l := range leases {
+			if !l.Remembered {
+				fresh++
+			}
 			l.Remembered, l.Detached = true, true
 			if err := saveLease(tx, l); err != nil {
 				return err
 			}
 		}
-		total := uint32(len(leases))
-		if err := saveScope(tx, r.name, scope, &statev1.LeaseScope{Leases: total, Remembered: total}); err != nil {
-			return err
-		}
-		now := tx.Now()
-		return saveFreeze(tx, r.name, scope, &statev1.Freeze{
+		now, total := tx.Now(), uint32(len(leases))
+		counts := &statev1.LeaseScope{Leases: total, Remembered: total}
+		f := &statev1.Freeze{
 			Reason: FreezeRestart, Remembered: total,
 			SinceMs: now.UnixMilli(), UntilMs: now.Add(r.rules.Restart).UnixMilli(),
-		})
+		}
+		if r.shared {
+			if err := r.join(tx, scope, fresh, counts, f); err != nil {
+				return err
+			}
+		}
+		if err := saveScope(tx, r.name, scope, counts); err != nil {
+			return err
+		}
+		return saveFreeze(tx, r.name, scope, f)
 	})
+}
+
+// join adds a start of this host, with fresh leases that nobody waits for yet, to
+// what other hosts have written of the scope: theirs go on to count, and a freeze
+// that holds now is not made shorter.
+func (r *Registry) join(tx store.Tx, scope string, fresh uint32, counts *statev1.LeaseScope, f *statev1.Freeze) error {
+	had := new(statev1.LeaseScope)
+	if _, err := store.Load(tx, scopeKey(r.name, scope), had); err != nil {
+		return err
+	}
+	before, err := loadFreeze(tx, r.name, scope)
+	if err != nil {
+		return err
+	}
+	counts.Leases = max(had.GetLeases(), counts.GetLeases())
+	counts.Remembered = had.GetRemembered() + fresh
+	counts.EndedMs = had.GetEndedMs()
+	f.Remembered = counts.Remembered
+	if active(before, f.SinceMs) {
+		f.UntilMs = max(f.UntilMs, before.UntilMs)
+	}
+	return nil
 }
 
 // leases reads those of ids that exist.

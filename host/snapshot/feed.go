@@ -120,7 +120,17 @@ func (fd *feed) step(ctx context.Context, p *pace, hurry bool) (wait time.Time, 
 	}
 	early := false
 	if cur != nil {
-		switch have := cur.built.Version; {
+		have := cur.built.Version
+		over, lost := fd.feeds.lostUntil(have)
+		if lost && head.Version != have {
+			if time.Now().Before(over) {
+				return over, nil // what is published is more than what is back
+			}
+			if head.Version < have {
+				return time.Time{}, fd.feeds.renewLost(fd.name)
+			}
+		}
+		switch {
 		case head.Version == have:
 			return time.Time{}, nil
 		case head.Version < have:

@@ -52,6 +52,11 @@ type Rewind struct {
 	Certain bool
 }
 
+// A Gap is the versions above After and below Before.
+type Gap struct{ After, Before uint64 }
+
+func (g Gap) holds(version uint64) bool { return version > g.After && version < g.Before }
+
 // Options of Feeds. What is left zero takes the default that is named.
 type Options struct {
 	Store       store.Store
@@ -67,15 +72,16 @@ type Options struct {
 	// many bytes of them: 32 and 2 MiB. They go when nothing changes for Idle.
 	History, HistoryBytes int
 
-	// A watcher that presents a version after LostAfter and before LostBefore has
-	// seen what a crash of the host took with it, such as registrations of the
-	// last second. It gets nothing for Grace after the start, while the clients
-	// that made up that version come back, and keeps what it has. OnLost is then
-	// called, once for a name: it has to make a new version, or such watchers
-	// would wait for the next change.
-	LostAfter, LostBefore uint64
-	Grace                 time.Duration
-	OnLost                func(name string)
+	// Lost says which versions were given out and taken back by the newest fault
+	// of the store, such as those of the last second before a crash; nil: none. It
+	// is asked often. Who has seen such a version keeps what it has for Grace after
+	// the fault came to light, while the clients that made up that version come
+	// back: a watcher that presents one gets nothing until then, and a feed that
+	// had published one publishes nothing. OnLost is called after it, once for a
+	// name: it has to make a new version, or they would wait for the next change.
+	Lost   func() Gap
+	Grace  time.Duration
+	OnLost func(name string) error
 
 	// OnRewind is called for each sign of a rewound store, at most once a second
 	// for a name, on a goroutine of a feed or a watcher; it must be quick.
@@ -96,8 +102,10 @@ type Feeds struct {
 	cancel context.CancelFunc
 	wg     sync.WaitGroup
 
-	graceOver time.Time
-	lost      sync.Map // names that OnLost was called for
+	gapMu sync.Mutex
+	gap   Gap
+	over  time.Time           // when the grace of gap ends
+	lost  map[string]struct{} // names that OnLost was called for in gap
 
 	mu    sync.Mutex // guards feeds and the watcher counts; held for map work only
 	feeds map[string]*feed
@@ -124,7 +132,6 @@ func New(o Options) (*Feeds, error) {
 	if f.metrics, err = newMetrics(o.Registerer); err != nil {
 		return nil, fmt.Errorf("snapshot: metrics: %w", err)
 	}
-	f.graceOver = time.Now().Add(o.Grace)
 	f.ctx, f.cancel = context.WithCancel(context.Background())
 	return f, nil
 }

@@ -64,16 +64,17 @@ func (s *Subscription) Next(ctx context.Context) (*Frame, error) {
 	}
 }
 
-// waitForLost keeps a watcher waiting that has seen what a crash took, until those
+// waitForLost keeps a watcher waiting that has seen what a fault took, until those
 // that the snapshot is made of had the time to come back: a client with a whole
 // old snapshot is better off than one with half a new one.
 func (s *Subscription) waitForLost(ctx context.Context) error {
 	f := s.feed.feeds
-	if s.last <= f.o.LostAfter || s.last >= f.o.LostBefore {
+	over, lost := f.lostUntil(s.last)
+	if !lost {
 		return nil
 	}
-	if left := time.Until(f.graceOver); left > 0 {
-		f.log.Info("a watcher has seen what a crash took: it waits for the clients to come back", "name", s.feed.name, "client", s.client, "version", s.last, "wait", left)
+	if left := time.Until(over); left > 0 {
+		f.log.Info("a watcher has seen what a fault of the store took: it waits for the clients to come back", "name", s.feed.name, "client", s.client, "version", s.last, "wait", left)
 		timer := time.NewTimer(left)
 		defer timer.Stop()
 		select {
@@ -84,8 +85,8 @@ func (s *Subscription) waitForLost(ctx context.Context) error {
 			return closed()
 		}
 	}
-	if _, done := f.lost.LoadOrStore(s.feed.name, true); !done && f.o.OnLost != nil {
-		f.o.OnLost(s.feed.name)
+	if err := f.renewLost(s.feed.name); err != nil {
+		f.log.Warn("a snapshot was not renewed: its watchers wait for the next change", "name", s.feed.name, "error", err)
 	}
 	return nil
 }

@@ -70,7 +70,7 @@ func (x RolloverCARequest_Step) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use RolloverCARequest_Step.Descriptor instead.
 func (RolloverCARequest_Step) EnumDescriptor() ([]byte, []int) {
-	return file_dona_v1_host_proto_rawDescGZIP(), []int{13, 0}
+	return file_dona_v1_host_proto_rawDescGZIP(), []int{18, 0}
 }
 
 type ListPluginsRequest struct {
@@ -653,6 +653,258 @@ func (x *AdoptStoreRequest) GetReason() string {
 	return ""
 }
 
+type CheckStoreRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CheckStoreRequest) Reset() {
+	*x = CheckStoreRequest{}
+	mi := &file_dona_v1_host_proto_msgTypes[9]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CheckStoreRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CheckStoreRequest) ProtoMessage() {}
+
+func (x *CheckStoreRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_dona_v1_host_proto_msgTypes[9]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CheckStoreRequest.ProtoReflect.Descriptor instead.
+func (*CheckStoreRequest) Descriptor() ([]byte, []int) {
+	return file_dona_v1_host_proto_rawDescGZIP(), []int{9}
+}
+
+type CheckStoreReply struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Services      uint32                 `protobuf:"varint,1,opt,name=services,proto3" json:"services,omitempty"`
+	Records       uint64                 `protobuf:"varint,2,opt,name=records,proto3" json:"records,omitempty"`  // that were read and parse
+	Chains        []*CheckedChain        `protobuf:"bytes,3,rep,name=chains,proto3" json:"chains,omitempty"`     // those that hold
+	Problems      []string               `protobuf:"bytes,4,rep,name=problems,proto3" json:"problems,omitempty"` // at most 100; empty = all holds
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CheckStoreReply) Reset() {
+	*x = CheckStoreReply{}
+	mi := &file_dona_v1_host_proto_msgTypes[10]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CheckStoreReply) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CheckStoreReply) ProtoMessage() {}
+
+func (x *CheckStoreReply) ProtoReflect() protoreflect.Message {
+	mi := &file_dona_v1_host_proto_msgTypes[10]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CheckStoreReply.ProtoReflect.Descriptor instead.
+func (*CheckStoreReply) Descriptor() ([]byte, []int) {
+	return file_dona_v1_host_proto_rawDescGZIP(), []int{10}
+}
+
+func (x *CheckStoreReply) GetServices() uint32 {
+	if x != nil {
+		return x.Services
+	}
+	return 0
+}
+
+func (x *CheckStoreReply) GetRecords() uint64 {
+	if x != nil {
+		return x.Records
+	}
+	return 0
+}
+
+func (x *CheckStoreReply) GetChains() []*CheckedChain {
+	if x != nil {
+		return x.Chains
+	}
+	return nil
+}
+
+func (x *CheckStoreReply) GetProblems() []string {
+	if x != nil {
+		return x.Problems
+	}
+	return nil
+}
+
+type CheckedChain struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Chain         string                 `protobuf:"bytes,1,opt,name=chain,proto3" json:"chain,omitempty"`
+	Entries       uint64                 `protobuf:"varint,2,opt,name=entries,proto3" json:"entries,omitempty"`
+	Head          string                 `protobuf:"bytes,3,opt,name=head,proto3" json:"head,omitempty"` // hash of the newest entry, hex
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CheckedChain) Reset() {
+	*x = CheckedChain{}
+	mi := &file_dona_v1_host_proto_msgTypes[11]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CheckedChain) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CheckedChain) ProtoMessage() {}
+
+func (x *CheckedChain) ProtoReflect() protoreflect.Message {
+	mi := &file_dona_v1_host_proto_msgTypes[11]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CheckedChain.ProtoReflect.Descriptor instead.
+func (*CheckedChain) Descriptor() ([]byte, []int) {
+	return file_dona_v1_host_proto_rawDescGZIP(), []int{11}
+}
+
+func (x *CheckedChain) GetChain() string {
+	if x != nil {
+		return x.Chain
+	}
+	return ""
+}
+
+func (x *CheckedChain) GetEntries() uint64 {
+	if x != nil {
+		return x.Entries
+	}
+	return 0
+}
+
+func (x *CheckedChain) GetHead() string {
+	if x != nil {
+		return x.Head
+	}
+	return ""
+}
+
+type BackupStoreRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *BackupStoreRequest) Reset() {
+	*x = BackupStoreRequest{}
+	mi := &file_dona_v1_host_proto_msgTypes[12]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *BackupStoreRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*BackupStoreRequest) ProtoMessage() {}
+
+func (x *BackupStoreRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_dona_v1_host_proto_msgTypes[12]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use BackupStoreRequest.ProtoReflect.Descriptor instead.
+func (*BackupStoreRequest) Descriptor() ([]byte, []int) {
+	return file_dona_v1_host_proto_rawDescGZIP(), []int{12}
+}
+
+type BackupChunk struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Data          []byte                 `protobuf:"bytes,1,opt,name=data,proto3" json:"data,omitempty"`     // at most 256 KiB
+	Digest        string                 `protobuf:"bytes,2,opt,name=digest,proto3" json:"digest,omitempty"` // sha256:<hex> of all data; in the last chunk, which has no data
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *BackupChunk) Reset() {
+	*x = BackupChunk{}
+	mi := &file_dona_v1_host_proto_msgTypes[13]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *BackupChunk) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*BackupChunk) ProtoMessage() {}
+
+func (x *BackupChunk) ProtoReflect() protoreflect.Message {
+	mi := &file_dona_v1_host_proto_msgTypes[13]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use BackupChunk.ProtoReflect.Descriptor instead.
+func (*BackupChunk) Descriptor() ([]byte, []int) {
+	return file_dona_v1_host_proto_rawDescGZIP(), []int{13}
+}
+
+func (x *BackupChunk) GetData() []byte {
+	if x != nil {
+		return x.Data
+	}
+	return nil
+}
+
+func (x *BackupChunk) GetDigest() string {
+	if x != nil {
+		return x.Digest
+	}
+	return ""
+}
+
 type CreateTokenRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Service       string                 `protobuf:"bytes,1,opt,name=service,proto3" json:"service,omitempty"` // or path; exactly one
@@ -665,7 +917,7 @@ type CreateTokenRequest struct {
 
 func (x *CreateTokenRequest) Reset() {
 	*x = CreateTokenRequest{}
-	mi := &file_dona_v1_host_proto_msgTypes[9]
+	mi := &file_dona_v1_host_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -677,7 +929,7 @@ func (x *CreateTokenRequest) String() string {
 func (*CreateTokenRequest) ProtoMessage() {}
 
 func (x *CreateTokenRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dona_v1_host_proto_msgTypes[9]
+	mi := &file_dona_v1_host_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -690,7 +942,7 @@ func (x *CreateTokenRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateTokenRequest.ProtoReflect.Descriptor instead.
 func (*CreateTokenRequest) Descriptor() ([]byte, []int) {
-	return file_dona_v1_host_proto_rawDescGZIP(), []int{9}
+	return file_dona_v1_host_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *CreateTokenRequest) GetService() string {
@@ -732,7 +984,7 @@ type CreateTokenReply struct {
 
 func (x *CreateTokenReply) Reset() {
 	*x = CreateTokenReply{}
-	mi := &file_dona_v1_host_proto_msgTypes[10]
+	mi := &file_dona_v1_host_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -744,7 +996,7 @@ func (x *CreateTokenReply) String() string {
 func (*CreateTokenReply) ProtoMessage() {}
 
 func (x *CreateTokenReply) ProtoReflect() protoreflect.Message {
-	mi := &file_dona_v1_host_proto_msgTypes[10]
+	mi := &file_dona_v1_host_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -757,7 +1009,7 @@ func (x *CreateTokenReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateTokenReply.ProtoReflect.Descriptor instead.
 func (*CreateTokenReply) Descriptor() ([]byte, []int) {
-	return file_dona_v1_host_proto_rawDescGZIP(), []int{10}
+	return file_dona_v1_host_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *CreateTokenReply) GetToken() string {
@@ -790,7 +1042,7 @@ type RevokeTokenRequest struct {
 
 func (x *RevokeTokenRequest) Reset() {
 	*x = RevokeTokenRequest{}
-	mi := &file_dona_v1_host_proto_msgTypes[11]
+	mi := &file_dona_v1_host_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -802,7 +1054,7 @@ func (x *RevokeTokenRequest) String() string {
 func (*RevokeTokenRequest) ProtoMessage() {}
 
 func (x *RevokeTokenRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dona_v1_host_proto_msgTypes[11]
+	mi := &file_dona_v1_host_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -815,7 +1067,7 @@ func (x *RevokeTokenRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokeTokenRequest.ProtoReflect.Descriptor instead.
 func (*RevokeTokenRequest) Descriptor() ([]byte, []int) {
-	return file_dona_v1_host_proto_rawDescGZIP(), []int{11}
+	return file_dona_v1_host_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *RevokeTokenRequest) GetTokenId() string {
@@ -833,7 +1085,7 @@ type RevokeTokenReply struct {
 
 func (x *RevokeTokenReply) Reset() {
 	*x = RevokeTokenReply{}
-	mi := &file_dona_v1_host_proto_msgTypes[12]
+	mi := &file_dona_v1_host_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -845,7 +1097,7 @@ func (x *RevokeTokenReply) String() string {
 func (*RevokeTokenReply) ProtoMessage() {}
 
 func (x *RevokeTokenReply) ProtoReflect() protoreflect.Message {
-	mi := &file_dona_v1_host_proto_msgTypes[12]
+	mi := &file_dona_v1_host_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -858,7 +1110,7 @@ func (x *RevokeTokenReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokeTokenReply.ProtoReflect.Descriptor instead.
 func (*RevokeTokenReply) Descriptor() ([]byte, []int) {
-	return file_dona_v1_host_proto_rawDescGZIP(), []int{12}
+	return file_dona_v1_host_proto_rawDescGZIP(), []int{17}
 }
 
 type RolloverCARequest struct {
@@ -870,7 +1122,7 @@ type RolloverCARequest struct {
 
 func (x *RolloverCARequest) Reset() {
 	*x = RolloverCARequest{}
-	mi := &file_dona_v1_host_proto_msgTypes[13]
+	mi := &file_dona_v1_host_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -882,7 +1134,7 @@ func (x *RolloverCARequest) String() string {
 func (*RolloverCARequest) ProtoMessage() {}
 
 func (x *RolloverCARequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dona_v1_host_proto_msgTypes[13]
+	mi := &file_dona_v1_host_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -895,7 +1147,7 @@ func (x *RolloverCARequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RolloverCARequest.ProtoReflect.Descriptor instead.
 func (*RolloverCARequest) Descriptor() ([]byte, []int) {
-	return file_dona_v1_host_proto_rawDescGZIP(), []int{13}
+	return file_dona_v1_host_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *RolloverCARequest) GetStep() RolloverCARequest_Step {
@@ -917,7 +1169,7 @@ type CAStatus struct {
 
 func (x *CAStatus) Reset() {
 	*x = CAStatus{}
-	mi := &file_dona_v1_host_proto_msgTypes[14]
+	mi := &file_dona_v1_host_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -929,7 +1181,7 @@ func (x *CAStatus) String() string {
 func (*CAStatus) ProtoMessage() {}
 
 func (x *CAStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_dona_v1_host_proto_msgTypes[14]
+	mi := &file_dona_v1_host_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -942,7 +1194,7 @@ func (x *CAStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CAStatus.ProtoReflect.Descriptor instead.
 func (*CAStatus) Descriptor() ([]byte, []int) {
-	return file_dona_v1_host_proto_rawDescGZIP(), []int{14}
+	return file_dona_v1_host_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *CAStatus) GetActiveKeyId() string {
@@ -1028,7 +1280,21 @@ const file_dona_v1_host_proto_rawDesc = "" +
 	"\vother_hosts\x18\a \x03(\tR\n" +
 	"otherHosts\"+\n" +
 	"\x11AdoptStoreRequest\x12\x16\n" +
-	"\x06reason\x18\x01 \x01(\tR\x06reason\"w\n" +
+	"\x06reason\x18\x01 \x01(\tR\x06reason\"\x13\n" +
+	"\x11CheckStoreRequest\"\x92\x01\n" +
+	"\x0fCheckStoreReply\x12\x1a\n" +
+	"\bservices\x18\x01 \x01(\rR\bservices\x12\x18\n" +
+	"\arecords\x18\x02 \x01(\x04R\arecords\x12-\n" +
+	"\x06chains\x18\x03 \x03(\v2\x15.dona.v1.CheckedChainR\x06chains\x12\x1a\n" +
+	"\bproblems\x18\x04 \x03(\tR\bproblems\"R\n" +
+	"\fCheckedChain\x12\x14\n" +
+	"\x05chain\x18\x01 \x01(\tR\x05chain\x12\x18\n" +
+	"\aentries\x18\x02 \x01(\x04R\aentries\x12\x12\n" +
+	"\x04head\x18\x03 \x01(\tR\x04head\"\x14\n" +
+	"\x12BackupStoreRequest\"9\n" +
+	"\vBackupChunk\x12\x12\n" +
+	"\x04data\x18\x01 \x01(\fR\x04data\x12\x16\n" +
+	"\x06digest\x18\x02 \x01(\tR\x06digest\"w\n" +
 	"\x12CreateTokenRequest\x12\x18\n" +
 	"\aservice\x18\x01 \x01(\tR\aservice\x12\x12\n" +
 	"\x04path\x18\x02 \x01(\tR\x04path\x12\x1f\n" +
@@ -1054,7 +1320,7 @@ const file_dona_v1_host_proto_rawDesc = "" +
 	"\x0fprepared_key_id\x18\x02 \x01(\tR\rpreparedKeyId\x12\x1c\n" +
 	"\n" +
 	"old_key_id\x18\x03 \x01(\tR\boldKeyId\x12:\n" +
-	"\x1aold_last_leaf_expires_unix\x18\x04 \x01(\x03R\x16oldLastLeafExpiresUnix2\xde\x04\n" +
+	"\x1aold_last_leaf_expires_unix\x18\x04 \x01(\x03R\x16oldLastLeafExpiresUnix2\xe6\x05\n" +
 	"\tHostAdmin\x12E\n" +
 	"\vListPlugins\x12\x1b.dona.v1.ListPluginsRequest\x1a\x19.dona.v1.ListPluginsReply\x12=\n" +
 	"\fReloadPlugin\x12\x16.dona.v1.PluginRequest\x1a\x15.dona.v1.PluginStatus\x12<\n" +
@@ -1062,7 +1328,10 @@ const file_dona_v1_host_proto_rawDesc = "" +
 	"\x0eTailPluginLogs\x12\x1e.dona.v1.TailPluginLogsRequest\x1a\x16.dona.v1.PluginLogLine0\x01\x127\n" +
 	"\aGetHost\x12\x17.dona.v1.GetHostRequest\x1a\x13.dona.v1.HostStatus\x12=\n" +
 	"\n" +
-	"AdoptStore\x12\x1a.dona.v1.AdoptStoreRequest\x1a\x13.dona.v1.HostStatus\x12E\n" +
+	"AdoptStore\x12\x1a.dona.v1.AdoptStoreRequest\x1a\x13.dona.v1.HostStatus\x12B\n" +
+	"\n" +
+	"CheckStore\x12\x1a.dona.v1.CheckStoreRequest\x1a\x18.dona.v1.CheckStoreReply\x12B\n" +
+	"\vBackupStore\x12\x1b.dona.v1.BackupStoreRequest\x1a\x14.dona.v1.BackupChunk0\x01\x12E\n" +
 	"\vCreateToken\x12\x1b.dona.v1.CreateTokenRequest\x1a\x19.dona.v1.CreateTokenReply\x12E\n" +
 	"\vRevokeToken\x12\x1b.dona.v1.RevokeTokenRequest\x1a\x19.dona.v1.RevokeTokenReply\x12;\n" +
 	"\n" +
@@ -1082,7 +1351,7 @@ func file_dona_v1_host_proto_rawDescGZIP() []byte {
 }
 
 var file_dona_v1_host_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_dona_v1_host_proto_msgTypes = make([]protoimpl.MessageInfo, 15)
+var file_dona_v1_host_proto_msgTypes = make([]protoimpl.MessageInfo, 20)
 var file_dona_v1_host_proto_goTypes = []any{
 	(RolloverCARequest_Step)(0),   // 0: dona.v1.RolloverCARequest.Step
 	(*ListPluginsRequest)(nil),    // 1: dona.v1.ListPluginsRequest
@@ -1094,39 +1363,49 @@ var file_dona_v1_host_proto_goTypes = []any{
 	(*GetHostRequest)(nil),        // 7: dona.v1.GetHostRequest
 	(*HostStatus)(nil),            // 8: dona.v1.HostStatus
 	(*AdoptStoreRequest)(nil),     // 9: dona.v1.AdoptStoreRequest
-	(*CreateTokenRequest)(nil),    // 10: dona.v1.CreateTokenRequest
-	(*CreateTokenReply)(nil),      // 11: dona.v1.CreateTokenReply
-	(*RevokeTokenRequest)(nil),    // 12: dona.v1.RevokeTokenRequest
-	(*RevokeTokenReply)(nil),      // 13: dona.v1.RevokeTokenReply
-	(*RolloverCARequest)(nil),     // 14: dona.v1.RolloverCARequest
-	(*CAStatus)(nil),              // 15: dona.v1.CAStatus
+	(*CheckStoreRequest)(nil),     // 10: dona.v1.CheckStoreRequest
+	(*CheckStoreReply)(nil),       // 11: dona.v1.CheckStoreReply
+	(*CheckedChain)(nil),          // 12: dona.v1.CheckedChain
+	(*BackupStoreRequest)(nil),    // 13: dona.v1.BackupStoreRequest
+	(*BackupChunk)(nil),           // 14: dona.v1.BackupChunk
+	(*CreateTokenRequest)(nil),    // 15: dona.v1.CreateTokenRequest
+	(*CreateTokenReply)(nil),      // 16: dona.v1.CreateTokenReply
+	(*RevokeTokenRequest)(nil),    // 17: dona.v1.RevokeTokenRequest
+	(*RevokeTokenReply)(nil),      // 18: dona.v1.RevokeTokenReply
+	(*RolloverCARequest)(nil),     // 19: dona.v1.RolloverCARequest
+	(*CAStatus)(nil),              // 20: dona.v1.CAStatus
 }
 var file_dona_v1_host_proto_depIdxs = []int32{
 	4,  // 0: dona.v1.ListPluginsReply.plugins:type_name -> dona.v1.PluginStatus
-	0,  // 1: dona.v1.RolloverCARequest.step:type_name -> dona.v1.RolloverCARequest.Step
-	1,  // 2: dona.v1.HostAdmin.ListPlugins:input_type -> dona.v1.ListPluginsRequest
-	3,  // 3: dona.v1.HostAdmin.ReloadPlugin:input_type -> dona.v1.PluginRequest
-	3,  // 4: dona.v1.HostAdmin.ResetPlugin:input_type -> dona.v1.PluginRequest
-	5,  // 5: dona.v1.HostAdmin.TailPluginLogs:input_type -> dona.v1.TailPluginLogsRequest
-	7,  // 6: dona.v1.HostAdmin.GetHost:input_type -> dona.v1.GetHostRequest
-	9,  // 7: dona.v1.HostAdmin.AdoptStore:input_type -> dona.v1.AdoptStoreRequest
-	10, // 8: dona.v1.HostAdmin.CreateToken:input_type -> dona.v1.CreateTokenRequest
-	12, // 9: dona.v1.HostAdmin.RevokeToken:input_type -> dona.v1.RevokeTokenRequest
-	14, // 10: dona.v1.HostAdmin.RolloverCA:input_type -> dona.v1.RolloverCARequest
-	2,  // 11: dona.v1.HostAdmin.ListPlugins:output_type -> dona.v1.ListPluginsReply
-	4,  // 12: dona.v1.HostAdmin.ReloadPlugin:output_type -> dona.v1.PluginStatus
-	4,  // 13: dona.v1.HostAdmin.ResetPlugin:output_type -> dona.v1.PluginStatus
-	6,  // 14: dona.v1.HostAdmin.TailPluginLogs:output_type -> dona.v1.PluginLogLine
-	8,  // 15: dona.v1.HostAdmin.GetHost:output_type -> dona.v1.HostStatus
-	8,  // 16: dona.v1.HostAdmin.AdoptStore:output_type -> dona.v1.HostStatus
-	11, // 17: dona.v1.HostAdmin.CreateToken:output_type -> dona.v1.CreateTokenReply
-	13, // 18: dona.v1.HostAdmin.RevokeToken:output_type -> dona.v1.RevokeTokenReply
-	15, // 19: dona.v1.HostAdmin.RolloverCA:output_type -> dona.v1.CAStatus
-	11, // [11:20] is the sub-list for method output_type
-	2,  // [2:11] is the sub-list for method input_type
-	2,  // [2:2] is the sub-list for extension type_name
-	2,  // [2:2] is the sub-list for extension extendee
-	0,  // [0:2] is the sub-list for field type_name
+	12, // 1: dona.v1.CheckStoreReply.chains:type_name -> dona.v1.CheckedChain
+	0,  // 2: dona.v1.RolloverCARequest.step:type_name -> dona.v1.RolloverCARequest.Step
+	1,  // 3: dona.v1.HostAdmin.ListPlugins:input_type -> dona.v1.ListPluginsRequest
+	3,  // 4: dona.v1.HostAdmin.ReloadPlugin:input_type -> dona.v1.PluginRequest
+	3,  // 5: dona.v1.HostAdmin.ResetPlugin:input_type -> dona.v1.PluginRequest
+	5,  // 6: dona.v1.HostAdmin.TailPluginLogs:input_type -> dona.v1.TailPluginLogsRequest
+	7,  // 7: dona.v1.HostAdmin.GetHost:input_type -> dona.v1.GetHostRequest
+	9,  // 8: dona.v1.HostAdmin.AdoptStore:input_type -> dona.v1.AdoptStoreRequest
+	10, // 9: dona.v1.HostAdmin.CheckStore:input_type -> dona.v1.CheckStoreRequest
+	13, // 10: dona.v1.HostAdmin.BackupStore:input_type -> dona.v1.BackupStoreRequest
+	15, // 11: dona.v1.HostAdmin.CreateToken:input_type -> dona.v1.CreateTokenRequest
+	17, // 12: dona.v1.HostAdmin.RevokeToken:input_type -> dona.v1.RevokeTokenRequest
+	19, // 13: dona.v1.HostAdmin.RolloverCA:input_type -> dona.v1.RolloverCARequest
+	2,  // 14: dona.v1.HostAdmin.ListPlugins:output_type -> dona.v1.ListPluginsReply
+	4,  // 15: dona.v1.HostAdmin.ReloadPlugin:output_type -> dona.v1.PluginStatus
+	4,  // 16: dona.v1.HostAdmin.ResetPlugin:output_type -> dona.v1.PluginStatus
+	6,  // 17: dona.v1.HostAdmin.TailPluginLogs:output_type -> dona.v1.PluginLogLine
+	8,  // 18: dona.v1.HostAdmin.GetHost:output_type -> dona.v1.HostStatus
+	8,  // 19: dona.v1.HostAdmin.AdoptStore:output_type -> dona.v1.HostStatus
+	11, // 20: dona.v1.HostAdmin.CheckStore:output_type -> dona.v1.CheckStoreReply
+	14, // 21: dona.v1.HostAdmin.BackupStore:output_type -> dona.v1.BackupChunk
+	16, // 22: dona.v1.HostAdmin.CreateToken:output_type -> dona.v1.CreateTokenReply
+	18, // 23: dona.v1.HostAdmin.RevokeToken:output_type -> dona.v1.RevokeTokenReply
+	20, // 24: dona.v1.HostAdmin.RolloverCA:output_type -> dona.v1.CAStatus
+	14, // [14:25] is the sub-list for method output_type
+	3,  // [3:14] is the sub-list for method input_type
+	3,  // [3:3] is the sub-list for extension type_name
+	3,  // [3:3] is the sub-list for extension extendee
+	0,  // [0:3] is the sub-list for field type_name
 }
 
 func init() { file_dona_v1_host_proto_init() }
@@ -1140,7 +1419,7 @@ func file_dona_v1_host_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_dona_v1_host_proto_rawDesc), len(file_dona_v1_host_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   15,
+			NumMessages:   20,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

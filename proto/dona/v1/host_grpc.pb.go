@@ -25,6 +25,8 @@ const (
 	HostAdmin_TailPluginLogs_FullMethodName = "/dona.v1.HostAdmin/TailPluginLogs"
 	HostAdmin_GetHost_FullMethodName        = "/dona.v1.HostAdmin/GetHost"
 	HostAdmin_AdoptStore_FullMethodName     = "/dona.v1.HostAdmin/AdoptStore"
+	HostAdmin_CheckStore_FullMethodName     = "/dona.v1.HostAdmin/CheckStore"
+	HostAdmin_BackupStore_FullMethodName    = "/dona.v1.HostAdmin/BackupStore"
 	HostAdmin_CreateToken_FullMethodName    = "/dona.v1.HostAdmin/CreateToken"
 	HostAdmin_RevokeToken_FullMethodName    = "/dona.v1.HostAdmin/RevokeToken"
 	HostAdmin_RolloverCA_FullMethodName     = "/dona.v1.HostAdmin/RolloverCA"
@@ -42,6 +44,8 @@ type HostAdminClient interface {
 	TailPluginLogs(ctx context.Context, in *TailPluginLogsRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[PluginLogLine], error)
 	GetHost(ctx context.Context, in *GetHostRequest, opts ...grpc.CallOption) (*HostStatus, error)
 	AdoptStore(ctx context.Context, in *AdoptStoreRequest, opts ...grpc.CallOption) (*HostStatus, error)
+	CheckStore(ctx context.Context, in *CheckStoreRequest, opts ...grpc.CallOption) (*CheckStoreReply, error)
+	BackupStore(ctx context.Context, in *BackupStoreRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[BackupChunk], error)
 	CreateToken(ctx context.Context, in *CreateTokenRequest, opts ...grpc.CallOption) (*CreateTokenReply, error)
 	RevokeToken(ctx context.Context, in *RevokeTokenRequest, opts ...grpc.CallOption) (*RevokeTokenReply, error)
 	RolloverCA(ctx context.Context, in *RolloverCARequest, opts ...grpc.CallOption) (*CAStatus, error)
@@ -124,6 +128,35 @@ func (c *hostAdminClient) AdoptStore(ctx context.Context, in *AdoptStoreRequest,
 	return out, nil
 }
 
+func (c *hostAdminClient) CheckStore(ctx context.Context, in *CheckStoreRequest, opts ...grpc.CallOption) (*CheckStoreReply, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(CheckStoreReply)
+	err := c.cc.Invoke(ctx, HostAdmin_CheckStore_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *hostAdminClient) BackupStore(ctx context.Context, in *BackupStoreRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[BackupChunk], error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	stream, err := c.cc.NewStream(ctx, &HostAdmin_ServiceDesc.Streams[1], HostAdmin_BackupStore_FullMethodName, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	x := &grpc.GenericClientStream[BackupStoreRequest, BackupChunk]{ClientStream: stream}
+	if err := x.ClientStream.SendMsg(in); err != nil {
+		return nil, err
+	}
+	if err := x.ClientStream.CloseSend(); err != nil {
+		return nil, err
+	}
+	return x, nil
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type HostAdmin_BackupStoreClient = grpc.ServerStreamingClient[BackupChunk]
+
 func (c *hostAdminClient) CreateToken(ctx context.Context, in *CreateTokenRequest, opts ...grpc.CallOption) (*CreateTokenReply, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(CreateTokenReply)
@@ -166,6 +199,8 @@ type HostAdminServer interface {
 	TailPluginLogs(*TailPluginLogsRequest, grpc.ServerStreamingServer[PluginLogLine]) error
 	GetHost(context.Context, *GetHostRequest) (*HostStatus, error)
 	AdoptStore(context.Context, *AdoptStoreRequest) (*HostStatus, error)
+	CheckStore(context.Context, *CheckStoreRequest) (*CheckStoreReply, error)
+	BackupStore(*BackupStoreRequest, grpc.ServerStreamingServer[BackupChunk]) error
 	CreateToken(context.Context, *CreateTokenRequest) (*CreateTokenReply, error)
 	RevokeToken(context.Context, *RevokeTokenRequest) (*RevokeTokenReply, error)
 	RolloverCA(context.Context, *RolloverCARequest) (*CAStatus, error)
@@ -196,6 +231,12 @@ func (UnimplementedHostAdminServer) GetHost(context.Context, *GetHostRequest) (*
 }
 func (UnimplementedHostAdminServer) AdoptStore(context.Context, *AdoptStoreRequest) (*HostStatus, error) {
 	return nil, status.Error(codes.Unimplemented, "method AdoptStore not implemented")
+}
+func (UnimplementedHostAdminServer) CheckStore(context.Context, *CheckStoreRequest) (*CheckStoreReply, error) {
+	return nil, status.Error(codes.Unimplemented, "method CheckStore not implemented")
+}
+func (UnimplementedHostAdminServer) BackupStore(*BackupStoreRequest, grpc.ServerStreamingServer[BackupChunk]) error {
+	return status.Error(codes.Unimplemented, "method BackupStore not implemented")
 }
 func (UnimplementedHostAdminServer) CreateToken(context.Context, *CreateTokenRequest) (*CreateTokenReply, error) {
 	return nil, status.Error(codes.Unimplemented, "method CreateToken not implemented")
@@ -328,6 +369,35 @@ func _HostAdmin_AdoptStore_Handler(srv interface{}, ctx context.Context, dec fun
 	return interceptor(ctx, in, info, handler)
 }
 
+func _HostAdmin_CheckStore_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(CheckStoreRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(HostAdminServer).CheckStore(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: HostAdmin_CheckStore_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(HostAdminServer).CheckStore(ctx, req.(*CheckStoreRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _HostAdmin_BackupStore_Handler(srv interface{}, stream grpc.ServerStream) error {
+	m := new(BackupStoreRequest)
+	if err := stream.RecvMsg(m); err != nil {
+		return err
+	}
+	return srv.(HostAdminServer).BackupStore(m, &grpc.GenericServerStream[BackupStoreRequest, BackupChunk]{ServerStream: stream})
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type HostAdmin_BackupStoreServer = grpc.ServerStreamingServer[BackupChunk]
+
 func _HostAdmin_CreateToken_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(CreateTokenRequest)
 	if err := dec(in); err != nil {
@@ -410,6 +480,10 @@ var HostAdmin_ServiceDesc = grpc.ServiceDesc{
 			Handler:    _HostAdmin_AdoptStore_Handler,
 		},
 		{
+			MethodName: "CheckStore",
+			Handler:    _HostAdmin_CheckStore_Handler,
+		},
+		{
 			MethodName: "CreateToken",
 			Handler:    _HostAdmin_CreateToken_Handler,
 		},
@@ -426,6 +500,11 @@ var HostAdmin_ServiceDesc = grpc.ServiceDesc{
 		{
 			StreamName:    "TailPluginLogs",
 			Handler:       _HostAdmin_TailPluginLogs_Handler,
+			ServerStreams: true,
+		},
+		{
+			StreamName:    "BackupStore",
+			Handler:       _HostAdmin_BackupStore_Handler,
 			ServerStreams: true,
 		},
 	},

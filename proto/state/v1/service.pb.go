@@ -834,6 +834,84 @@ func (x *PlanState) GetStrategy() string {
 	return ""
 }
 
+// planning/<service>: who compiles the plan, and what the newest one was made
+// from, so that hosts that share a store compile it once. Soft.
+type Planning struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Host          string                 `protobuf:"bytes,1,opt,name=host,proto3" json:"host,omitempty"`                             // who compiles, or compiled last
+	Process       string                 `protobuf:"bytes,2,opt,name=process,proto3" json:"process,omitempty"`                       // of that host: an earlier life of it holds no claim
+	UntilMs       int64                  `protobuf:"varint,3,opt,name=until_ms,json=untilMs,proto3" json:"until_ms,omitempty"`       // when its claim ends, store clock; 0 = nobody compiles
+	Inputs        []byte                 `protobuf:"bytes,4,opt,name=inputs,proto3" json:"inputs,omitempty"`                         // SHA-256 of what the plan in force was compiled from; empty = none was accepted
+	RefreshMs     int64                  `protobuf:"varint,5,opt,name=refresh_ms,json=refreshMs,proto3" json:"refresh_ms,omitempty"` // compile again then, changed or not, store clock; 0 = on change only
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Planning) Reset() {
+	*x = Planning{}
+	mi := &file_state_v1_service_proto_msgTypes[13]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Planning) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Planning) ProtoMessage() {}
+
+func (x *Planning) ProtoReflect() protoreflect.Message {
+	mi := &file_state_v1_service_proto_msgTypes[13]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Planning.ProtoReflect.Descriptor instead.
+func (*Planning) Descriptor() ([]byte, []int) {
+	return file_state_v1_service_proto_rawDescGZIP(), []int{13}
+}
+
+func (x *Planning) GetHost() string {
+	if x != nil {
+		return x.Host
+	}
+	return ""
+}
+
+func (x *Planning) GetProcess() string {
+	if x != nil {
+		return x.Process
+	}
+	return ""
+}
+
+func (x *Planning) GetUntilMs() int64 {
+	if x != nil {
+		return x.UntilMs
+	}
+	return 0
+}
+
+func (x *Planning) GetInputs() []byte {
+	if x != nil {
+		return x.Inputs
+	}
+	return nil
+}
+
+func (x *Planning) GetRefreshMs() int64 {
+	if x != nil {
+		return x.RefreshMs
+	}
+	return 0
+}
+
 var File_state_v1_service_proto protoreflect.FileDescriptor
 
 const file_state_v1_service_proto_rawDesc = "" +
@@ -904,7 +982,14 @@ const file_state_v1_service_proto_rawDesc = "" +
 	"\tPlanState\x12!\n" +
 	"\x04plan\x18\x01 \x01(\v2\r.dona.v1.PlanR\x04plan\x12\x12\n" +
 	"\x04note\x18\x02 \x01(\tR\x04note\x12\x1a\n" +
-	"\bstrategy\x18\x03 \x01(\tR\bstrategyB\x96\x01\n" +
+	"\bstrategy\x18\x03 \x01(\tR\bstrategy\"\x8a\x01\n" +
+	"\bPlanning\x12\x12\n" +
+	"\x04host\x18\x01 \x01(\tR\x04host\x12\x18\n" +
+	"\aprocess\x18\x02 \x01(\tR\aprocess\x12\x19\n" +
+	"\buntil_ms\x18\x03 \x01(\x03R\auntilMs\x12\x16\n" +
+	"\x06inputs\x18\x04 \x01(\fR\x06inputs\x12\x1d\n" +
+	"\n" +
+	"refresh_ms\x18\x05 \x01(\x03R\trefreshMsB\x96\x01\n" +
 	"\fcom.state.v1B\fServiceProtoP\x01Z7github.com/dodona-project/dodona/proto/state/v1;statev1\xa2\x02\x03SXX\xaa\x02\bState.V1\xca\x02\bState\\V1\xe2\x02\x14State\\V1\\GPBMetadata\xea\x02\tState::V1b\x06proto3"
 
 var (
@@ -919,7 +1004,7 @@ func file_state_v1_service_proto_rawDescGZIP() []byte {
 	return file_state_v1_service_proto_rawDescData
 }
 
-var file_state_v1_service_proto_msgTypes = make([]protoimpl.MessageInfo, 14)
+var file_state_v1_service_proto_msgTypes = make([]protoimpl.MessageInfo, 15)
 var file_state_v1_service_proto_goTypes = []any{
 	(*ServiceHead)(nil),        // 0: state.v1.ServiceHead
 	(*ServiceList)(nil),        // 1: state.v1.ServiceList
@@ -934,25 +1019,26 @@ var file_state_v1_service_proto_goTypes = []any{
 	(*QuarantinedVariant)(nil), // 10: state.v1.QuarantinedVariant
 	(*Policy)(nil),             // 11: state.v1.Policy
 	(*PlanState)(nil),          // 12: state.v1.PlanState
-	nil,                        // 13: state.v1.EndpointState.LabelsEntry
-	(v1.Reason)(0),             // 14: dona.v1.Reason
-	(*v1.Endpoint)(nil),        // 15: dona.v1.Endpoint
-	(*v1.FlagRule)(nil),        // 16: dona.v1.FlagRule
-	(*v1.VariantWeight)(nil),   // 17: dona.v1.VariantWeight
-	(*v1.ServicePolicy)(nil),   // 18: dona.v1.ServicePolicy
-	(*v1.Plan)(nil),            // 19: dona.v1.Plan
+	(*Planning)(nil),           // 13: state.v1.Planning
+	nil,                        // 14: state.v1.EndpointState.LabelsEntry
+	(v1.Reason)(0),             // 15: dona.v1.Reason
+	(*v1.Endpoint)(nil),        // 16: dona.v1.Endpoint
+	(*v1.FlagRule)(nil),        // 17: dona.v1.FlagRule
+	(*v1.VariantWeight)(nil),   // 18: dona.v1.VariantWeight
+	(*v1.ServicePolicy)(nil),   // 19: dona.v1.ServicePolicy
+	(*v1.Plan)(nil),            // 20: dona.v1.Plan
 }
 var file_state_v1_service_proto_depIdxs = []int32{
 	5,  // 0: state.v1.ServiceHead.cells:type_name -> state.v1.Cell
 	4,  // 1: state.v1.ExposureWindow.tallies:type_name -> state.v1.ExposureTally
-	14, // 2: state.v1.ExposureTally.reason:type_name -> dona.v1.Reason
-	15, // 3: state.v1.EndpointState.endpoint:type_name -> dona.v1.Endpoint
-	13, // 4: state.v1.EndpointState.labels:type_name -> state.v1.EndpointState.LabelsEntry
-	16, // 5: state.v1.FlagState.rule:type_name -> dona.v1.FlagRule
-	17, // 6: state.v1.Weights.weights:type_name -> dona.v1.VariantWeight
+	15, // 2: state.v1.ExposureTally.reason:type_name -> dona.v1.Reason
+	16, // 3: state.v1.EndpointState.endpoint:type_name -> dona.v1.Endpoint
+	14, // 4: state.v1.EndpointState.labels:type_name -> state.v1.EndpointState.LabelsEntry
+	17, // 5: state.v1.FlagState.rule:type_name -> dona.v1.FlagRule
+	18, // 6: state.v1.Weights.weights:type_name -> dona.v1.VariantWeight
 	10, // 7: state.v1.Quarantine.variants:type_name -> state.v1.QuarantinedVariant
-	18, // 8: state.v1.Policy.policy:type_name -> dona.v1.ServicePolicy
-	19, // 9: state.v1.PlanState.plan:type_name -> dona.v1.Plan
+	19, // 8: state.v1.Policy.policy:type_name -> dona.v1.ServicePolicy
+	20, // 9: state.v1.PlanState.plan:type_name -> dona.v1.Plan
 	10, // [10:10] is the sub-list for method output_type
 	10, // [10:10] is the sub-list for method input_type
 	10, // [10:10] is the sub-list for extension type_name
@@ -971,7 +1057,7 @@ func file_state_v1_service_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_state_v1_service_proto_rawDesc), len(file_state_v1_service_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   14,
+			NumMessages:   15,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

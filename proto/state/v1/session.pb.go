@@ -397,7 +397,7 @@ func (x *Fence) GetDropped() uint32 {
 	return 0
 }
 
-// host/gap: from a start of a host until its restart grace is over, so that the
+// gap/<host>: from a start of a host until its restart grace is over, so that its
 // next start knows of one that was cut short. after is the newest revision that
 // the first of these starts found: what clients have seen above it may be lost.
 type Gap struct {

@@ -1,0 +1,55 @@
+package snapshot
+
+import (
+	"fmt"
+	"time"
+)
+
+// lostUntil reports whether version was taken back by a fault of the store, and
+// when the grace for that is over.
+func (f *Feeds) lostUntil(version uint64) (over time.Time, lost bool) {
+	f.gapMu.Lock()
+	defer f.gapMu.Unlock()
+	f.lookForGap()
+	return f.over, f.gap.holds(version)
+}
+
+// lookForGap begins a grace when there is a gap that was not there before. One
+// that comes within the grace of another counts from where that began: what came
+// back in between may be a small part of what was lost. The caller holds gapMu.
+func (f *Feeds) lookForGap() {
+	if f.o.Lost == nil {
+		return
+	}
+	g, now := f.o.Lost(), time.Now()
+	if g.Before <= f.gap.Before { // nothing new, or the store is away
+		return
+	}
+	if now.Before(f.over) {
+		g.After = min(g.After, f.gap.After)
+	}
+	f.gap, f.over, f.lost = g, now.Add(f.o.Grace), make(map[string]struct{})
+}
+
+// renewLost has a new version made of a name whose newest one was lost, once for
+// each gap. After an error it is tried again by the next who asks.
+func (f *Feeds) renewLost(name string) error {
+	f.gapMu.Lock()
+	_, done := f.lost[name]
+	if !done {
+		f.lost[name] = struct{}{}
+	}
+	mine := f.lost
+	f.gapMu.Unlock()
+	if done || f.o.OnLost == nil {
+		return nil
+	}
+	err := f.o.OnLost(name)
+	if err != nil {
+		f.gapMu.Lock()
+		delete(mine, name)
+		f.gapMu.Unlock()
+		return fmt.Errorf("renew what a fault of the store took: %w", err)
+	}
+	return nil
+}

@@ -1,0 +1,109 @@
+package snapshot_test
+
+import (
+	"errors"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/dodona-project/dodona/host/snapshot"
+)
+
+// lostGap is the newest gap of a store under test.
+type lostGap struct {
+	mu      sync.Mutex
+	g       snapshot.Gap
+	renewed []string
+	fail    error
+}
+
+func (l *lostGap) set(g snapshot.Gap) { l.mu.Lock(); defer l.mu.Unlock(); l.g = g }
+
+func (l *lostGap) lost() snapshot.Gap { l.mu.Lock(); defer l.mu.Unlock(); return l.g }
+
+func (l *lostGap) renew(name string) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.renewed = append(l.renewed, name)
+	return l.fail
+}
+
+// What a feed has published and the store has lost stays with its watchers until the
+// grace is over, although a part of it is back before.
+func TestFeedHoldsWhatWasLost(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const grace = 10 * time.Second
+		st, l := openStore(t), &lostGap{}
+		feeds := newFeeds(t, st, &services{}, func(o *snapshot.Options) { o.Lost, o.Grace, o.OnLost = l.lost, grace, l.renew })
+		defer feeds.Close()
+		version := apply(t, st, "a", change{put: ids(5)})
+		other := apply(t, st, "b", change{put: ids(1)})
+		a, b := subscribe(t, feeds, "a", snapshot.Watcher{}), subscribe(t, feeds, "b", snapshot.Watcher{})
+		defer a.Close()
+		defer b.Close()
+		next(t, a)
+		next(t, b)
+		began := time.Now()
+		l.set(snapshot.Gap{After: version - 1, Before: other}) // of a alone
+		part := apply(t, st, "a", change{put: []string{"x"}, urgent: true})
+		newest := apply(t, st, "b", change{put: []string{"x"}})
+		if f := next(t, b); f.Version != newest || time.Since(began) >= grace {
+			t.Errorf("what was not lost is held back: version %d after %v", f.Version, time.Since(began))
+		}
+		late := subscribe(t, feeds, "a", snapshot.Watcher{LastVersion: version})
+		defer late.Close()
+		for _, sub := range []*snapshot.Subscription{a, late} {
+			if f := next(t, sub); f.Version != part || time.Since(began) < grace {
+				t.Errorf("version %d after %v, want %d after the grace", f.Version, time.Since(began), part)
+			}
+		}
+		if len(l.renewed) != 1 {
+			t.Errorf("renewed were %v, want the one that a watcher came back to", l.renewed)
+		}
+	})
+}
+
+// A name whose newest version was lost, and that nobody changes, is renewed once the
+// grace is over; a renewal that fails is tried again.
+func TestLostNameIsRenewed(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		st, src, l := openStore(t), &services{}, &lostGap{fail: errors.New("the store is away")}
+		rewinds := 0
+		feeds := newFeeds(t, st, src, func(o *snapshot.Options) {
+			o.Lost, o.Grace, o.OnLost = l.lost, 10*time.Second, l.renew
+			o.OnRewind = func(snapshot.Rewind) { rewinds++ }
+		})
+		defer feeds.Close()
+		apply(t, st, "other", change{put: ids(1)})
+		version := apply(t, st, "a", change{put: ids(1)})
+		sub := subscribe(t, feeds, "a", snapshot.Watcher{})
+		defer sub.Close()
+		next(t, sub)
+		l.set(snapshot.Gap{After: version - 1, Before: version + 1})
+		src.head.Store(version - 1)
+		apply(t, st, "a", change{put: []string{"x"}}) // a notice, as after a fail-over
+		time.Sleep(9 * time.Second)
+		synctest.Wait()
+		if len(l.renewed) > 0 {
+			t.Fatal("renewed within the grace")
+		}
+		time.Sleep(5 * time.Second)
+		synctest.Wait()
+		l.mu.Lock()
+		tried := len(l.renewed)
+		l.fail = nil
+		l.mu.Unlock()
+		if tried < 2 {
+			t.Errorf("a renewal that failed was tried %d times", tried)
+		}
+		time.Sleep(time.Minute)
+		synctest.Wait()
+		if n := len(l.renewed); n <= tried || n > tried+1 {
+			t.Errorf("renewed %d times after %d that failed", n-tried, tried)
+		}
+		if rewinds > 0 {
+			t.Errorf("what a known fault took counts as %d rewinds", rewinds)
+		}
+	})
+}
