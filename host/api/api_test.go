@@ -41,7 +41,7 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 // edge is the whole host but for its plugins, behind a real listener.
 type edge struct {
 	t      *testing.T
-	store  *embedded.Store
+	store  store.Store
 	server *grpc.Server
 	conn   *grpc.ClientConn
 	client donav1.ControlPlaneClient
@@ -50,6 +50,7 @@ type edge struct {
 
 	plugins *fakePlugins
 	stop    func() // tells streams to end
+	leave   func() // ends the host as SIGTERM does, but for the store
 }
 
 type option func(*setup)
@@ -57,12 +58,16 @@ type option func(*setup)
 type setup struct {
 	heartbeat time.Duration
 	wrap      func(store.Store) store.Store
+	shared    store.Store
 }
 
 func withHeartbeat(d time.Duration) option { return func(s *setup) { s.heartbeat = d } }
 
 // withStore puts a faulty store under what acts.
 func withStore(wrap func(store.Store) store.Store) option { return func(s *setup) { s.wrap = wrap } }
+
+// onStore has the host use a store that the caller closes.
+func onStore(st store.Store) option { return func(s *setup) { s.shared = st } }
 
 // analyzer knows prometheus, which measures nothing, and no other provider.
 type analyzer struct{}
@@ -87,7 +92,11 @@ func newEdge(t *testing.T, options ...option) *edge {
 	for _, set := range options {
 		set(&o)
 	}
-	st := embedded.OpenMemory(embedded.Options{})
+	st := o.shared
+	if st == nil {
+		st = embedded.OpenMemory(embedded.Options{})
+		t.Cleanup(func() { _ = st.Close() })
+	}
 	ledger := audit.New("example.org")
 	actions := audit.Guard(o.wrap(st))
 	plane := service.New(actions, ledger, "h1")
@@ -136,7 +145,7 @@ func newEdge(t *testing.T, options ...option) *edge {
 	}
 	conn, err := grpc.NewClient(listener.Addr().String(), grpc.WithTransportCredentials(insecure.NewCredentials()))
 	fatal(t, err)
-	t.Cleanup(func() {
+	leave := sync.OnceFunc(func() {
 		_ = conn.Close()
 		stop()
 		sessions.Drain()
@@ -145,9 +154,9 @@ func newEdge(t *testing.T, options ...option) *edge {
 		<-served
 		cancel()
 		loops.Wait()
-		_ = st.Close()
 	})
-	return &edge{t, st, server, conn, donav1.NewControlPlaneClient(conn), donav1.NewHostAdminClient(conn), &alarms, fake, stop}
+	t.Cleanup(leave)
+	return &edge{t, st, server, conn, donav1.NewControlPlaneClient(conn), donav1.NewHostAdminClient(conn), &alarms, fake, stop, leave}
 }
 
 func fatal(t *testing.T, err error) {

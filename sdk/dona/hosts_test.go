@@ -9,6 +9,7 @@ import (
 	"net"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -277,6 +278,71 @@ func TestAHostThatIsAwayIsAskedLess(t *testing.T) {
 		d.down(hostB)
 		after(t, time.Minute, "the host that is back serves", func() bool { return services[0].Status().Version == 8 })
 	})
+}
+
+// halfOpen is a connection of which one way or the other gets lost, without anybody
+// being told.
+type halfOpen struct {
+	net.Conn
+	in, out atomic.Bool // lost
+}
+
+func (h *halfOpen) Read(p []byte) (int, error) {
+	for {
+		n, err := h.Conn.Read(p)
+		if err != nil || !h.in.Load() {
+			return n, err
+		}
+	}
+}
+
+func (h *halfOpen) Write(p []byte) (int, error) {
+	if h.out.Load() {
+		return len(p), nil
+	}
+	return h.Conn.Write(p)
+}
+
+// TestHalfOpen (N2) loses one way of the connection to a host: pings find it, and the
+// watch and the registration are at the other host 40 s later, plus the wait.
+func TestHalfOpen(t *testing.T) {
+	for name, lose := range map[string]func(*halfOpen){
+		"to the client": func(h *halfOpen) { h.in.Store(true) },
+		"to the host":   func(h *halfOpen) { h.out.Store(true) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				d := deploy(hostA, hostB)
+				d.up(hostA, moved(7))
+				d.up(hostB, moved(7))
+				defer d.downAll()
+				var first *halfOpen
+				c, err := dona.Dial(t.Context(), pair, dona.WithReportInterval(time.Minute), dona.WithRandom(func() float64 { return 0.1 }),
+					dona.WithDialer(func(ctx context.Context, address string) (net.Conn, error) {
+						conn, err := d.dial(ctx, address)
+						if err == nil && address == hostA && first == nil {
+							first = &halfOpen{Conn: conn}
+							return first, nil
+						}
+						return conn, err
+					}))
+				if err != nil {
+					t.Fatal(err)
+				}
+				defer c.Close()
+				svc := c.Service("checkout")
+				r := register(t, c, own)
+				after(t, time.Second, "all is at the first host", func() bool { return svc.Status().Host == hostA && r.LeaseID() != "" })
+				lose(first)
+				took := after(t, time.Minute, "all is at the other host", func() bool {
+					return svc.Status().Host == hostB && !svc.Status().Stale && d.hosts[hostB].last(own.ID).GetEndpointId() == own.ID
+				})
+				if t.Logf("after %v", took); took > 41*time.Second {
+					t.Errorf("it took %v", took)
+				}
+			})
+		})
+	}
 }
 
 // A report whose answer was lost goes to another host as it was.
