@@ -51,6 +51,7 @@ type Host struct {
 	id     string
 
 	store    store.Store
+	ledger   *audit.Log
 	plane    *service.Plane
 	plugins  *plugins.Host
 	sessions *session.Registry
@@ -67,7 +68,11 @@ type Host struct {
 
 	stopping chan struct{}
 	fatal    chan error // the store gave up
-	rewound  alarms
+	alarms   alarms
+
+	process string // tells this life of the host from its others
+	joined  int64  // when it came to the others, ms of the store's clock; beMember alone
+	waits   error  // why the store could not be used at the start; nil = it could
 
 	grpcListener, httpListener net.Listener
 }
@@ -76,10 +81,13 @@ type Host struct {
 // error that wraps store.ErrRefused means that the data directory must not be
 // used as it is; a *config.Error, that a setting does not hold.
 func New(c *config.Config, log hclog.Logger) (h *Host, err error) {
-	h = &Host{config: c, log: log, stopping: make(chan struct{}), fatal: make(chan error, 1), metrics: prometheus.NewRegistry()}
-	ledger := audit.New(c.TrustDomain)
+	h = &Host{
+		config: c, log: log, stopping: make(chan struct{}), fatal: make(chan error, 1), metrics: prometheus.NewRegistry(),
+		ledger: audit.New(c.TrustDomain), health: health.NewServer(), process: newProcess(),
+	}
+	h.health.SetServingStatus("", grpc_health_v1.HealthCheckResponse_NOT_SERVING)
 	// Before the store, which would be made: wrong settings change nothing.
-	if h.plugins, err = h.newPlugins(ledger); err != nil {
+	if h.plugins, err = h.newPlugins(); err != nil {
 		return nil, &config.Error{Problems: []config.Problem{{Where: "plugins", Text: err.Error()}}}
 	}
 	if h.store, err = openStore(c, log.Named("store"), func(err error) { h.fatal <- err }); err != nil {
@@ -95,15 +103,18 @@ func New(c *config.Config, log hclog.Logger) (h *Host, err error) {
 	}
 	h.metrics.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}), buildInfo())
 	log.Info("host", "id", h.id, "version", Version, "store", c.Store, "data_dir", c.DataDir, "durability", h.store.Info().Durability)
-	return h, h.wire(ledger)
+	if h.waits = h.mustWait(context.Background()); h.waits != nil {
+		return h, nil
+	}
+	return h, h.wire()
 }
 
-func (h *Host) wire(ledger *audit.Log) (err error) {
+func (h *Host) wire() (err error) {
 	h.strategy = newStrategies(h.plugins)
 	measure := analysis.New(h.plugins)
 
 	actions := audit.Guard(h.store) // what acts goes through here
-	h.plane = service.New(actions, ledger, h.id)
+	h.plane = service.New(actions, h.ledger, h.id)
 	h.planner = service.NewPlanner(h.plane, h.strategy, h.log.Named("planner"))
 	h.sessions, err = session.New(session.Options{
 		Store: h.store, Plane: h.plane, PlaneName: "service", Host: h.id, Shared: h.shared(),
@@ -118,7 +129,7 @@ func (h *Host) wire(ledger *audit.Log) (err error) {
 		return err
 	}
 	h.feeds, err = snapshot.New(snapshot.Options{
-		Store: h.store, Source: h.plane.Source(), OnRewind: h.rewound.rewind,
+		Store: h.store, Source: h.plane.Source(), OnRewind: h.alarms.rewind,
 		Lost: lost, Grace: h.config.RestartGrace,
 		OnLost: func(service string) error { return h.plane.Renew(context.Background(), service) },
 		Logger: h.log.Named("snapshot"), Registerer: h.metrics,
@@ -127,31 +138,34 @@ func (h *Host) wire(ledger *audit.Log) (err error) {
 		return err
 	}
 	h.rollouts = rollout.New(rollout.Options{
-		Store: actions, Service: h.plane, Audit: ledger, Analyzer: rollout.OverPlugins(measure, measure.OwnVerdict), HostID: h.id,
+		Store: actions, Service: h.plane, Audit: h.ledger, Analyzer: rollout.OverPlugins(measure, measure.OwnVerdict), HostID: h.id,
 		Heartbeat: h.config.Heartbeat, Logger: h.log, Registerer: h.metrics,
 		Ended: func(tx store.Tx, service string, end rollout.End) error {
 			return h.delivery.RolloutEnded(tx, service, end)
 		},
 	})
 	h.delivery = delivery.New(delivery.Options{
-		Store: actions, Plane: h.plane, Audit: ledger, Rollouts: h.rollouts, HostID: h.id, Logger: h.log, Registerer: h.metrics,
+		Store: actions, Plane: h.plane, Audit: h.ledger, Rollouts: h.rollouts, HostID: h.id, Logger: h.log, Registerer: h.metrics,
 	})
-	h.health = health.NewServer()
-	h.health.SetServingStatus("", grpc_health_v1.HealthCheckResponse_NOT_SERVING)
 	h.control = &api.ControlPlane{
-		Store: h.store, Audit: ledger, Plane: h.plane, Sessions: h.sessions, Feeds: h.feeds, Rollouts: h.rollouts, Delivery: h.delivery,
+		Store: h.store, Audit: h.ledger, Plane: h.plane, Sessions: h.sessions, Feeds: h.feeds, Rollouts: h.rollouts, Delivery: h.delivery,
 		Reports:  service.NewReports(h.plane, h.rollouts, time.Now),
 		Strategy: h.strategy.check, Wall: time.Now, Stopping: h.stopping,
 	}
 	h.grpc, err = api.New(api.Options{
 		Dev: h.config.Dev, Health: h.health, Logger: h.log.Named("api"), Registerer: h.metrics,
 		ControlPlane: h.control,
-		HostAdmin: &api.HostAdmin{
-			HostID: h.id, Version: Version, Store: h.store, Actions: actions, Audit: ledger, Sessions: h.sessions,
-			Plugins: h.plugins, Alarms: h.rewound.list, Stopping: h.stopping,
-		},
+		HostAdmin:    h.admin(),
 	})
 	return err
+}
+
+// admin is the part of the API that is about the host itself.
+func (h *Host) admin() *api.HostAdmin {
+	return &api.HostAdmin{
+		HostID: h.id, Version: Version, Store: h.store, Actions: audit.Guard(h.store), Audit: h.ledger, Sessions: h.sessions,
+		Plugins: h.plugins, Alarms: h.alarms.list, Stopping: h.stopping, Operate: h.storeOperations(),
+	}
 }
 
 // Run serves until ctx ends, then drains and stops within 5 s. It returns nil
@@ -161,6 +175,14 @@ func (h *Host) Run(ctx context.Context) error {
 	defer func() { _ = h.store.Close() }()
 	if err := h.listen(); err != nil {
 		return err
+	}
+	if h.waits != nil {
+		if goOn, err := h.standBy(ctx); !goOn {
+			return err
+		}
+		if err := h.wire(); err != nil {
+			return err
+		}
 	}
 	if err := h.plugins.Start(ctx); err != nil {
 		return fmt.Errorf("start the plugins: %w", err)
@@ -192,6 +214,8 @@ func (h *Host) Run(ctx context.Context) error {
 	loop("planner", h.planner.Run)
 	loop("collector", h.collect)
 	loop("gap", h.closeGap)
+	loop("members", h.beMember)
+	loop("adoptions", h.recordAdoptions)
 	go func() { failed <- h.grpc.Serve(h.grpcListener) }()
 	go func() { failed <- h.http.Serve(h.httpListener) }()
 	if err := h.announce(); err != nil {

@@ -48,6 +48,7 @@ func start(t *testing.T, flags map[string]string) *running {
 	dir := filepath.Join(t.TempDir(), "data")
 	all := map[string]string{"dev": "true", "data-dir": dir, "grpc-listen": "127.0.0.1:0", "http-listen": "127.0.0.1:0"}
 	maps.Copy(all, flags)
+	dir = all["data-dir"]
 	c, err := config.Load("", nil, all)
 	if err != nil {
 		t.Fatal(err)

@@ -68,7 +68,7 @@ func buildInfo() prometheus.Collector {
 	return g
 }
 
-// alarms keeps the signs of a rewound store for the host's status.
+// alarms keeps what people should know of, for the host's status.
 type alarms struct {
 	mu    sync.Mutex
 	lines []string
@@ -76,8 +76,12 @@ type alarms struct {
 
 const maxAlarms = 20
 
+// rewind notes a sign of a rewound store.
 func (a *alarms) rewind(r snapshot.Rewind) {
-	line := fmt.Sprintf("the store may have lost data: a client of %s has seen version %d, the store is at %d", r.Name, r.Seen, r.Ours)
+	a.add(fmt.Sprintf("the store may have lost data: a client of %s has seen version %d, the store is at %d", r.Name, r.Seen, r.Ours))
+}
+
+func (a *alarms) add(line string) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if !slices.Contains(a.lines, line) && len(a.lines) < maxAlarms {

@@ -27,12 +27,12 @@ import (
 
 // newPlugins makes the plugin host from the configuration. What happens to
 // plugins goes into the host's own audit chain.
-func (h *Host) newPlugins(ledger *audit.Log) (*plugins.Host, error) {
+func (h *Host) newPlugins() (*plugins.Host, error) {
 	o := plugins.Options{
 		Logger: h.log.Named("plugins"), HostVersion: Version, Builtins: builtin.All(), Registerer: h.metrics,
 		Backoff: plugins.Backoff{Min: h.config.PluginBackoff.Min, Max: h.config.PluginBackoff.Max},
 		Plugins: map[plugins.ID]plugins.PluginConfig{},
-		OnEvent: func(e plugins.Event) { h.record(ledger, e) },
+		OnEvent: func(e plugins.Event) { h.record(e) },
 	}
 	for id, p := range h.config.Plugins {
 		kind, name, _ := strings.Cut(id, "/")
@@ -67,14 +67,14 @@ func files(o plugins.Options) (ids []plugins.ID) {
 	return ids
 }
 
-func (h *Host) record(ledger *audit.Log, e plugins.Event) {
+func (h *Host) record(e plugins.Event) {
 	entry := audit.Entry{Kind: string(e.Kind), Actor: "host:" + h.id, Detail: map[string]string{
 		"plugin_kind": string(e.Plugin.Kind), "name": e.Plugin.Name, "version": e.Version, "digest": e.Digest,
 		"generation": strconv.FormatUint(e.Generation, 10), "reason": e.Reason, "exit": e.Exit, "stderr_sha256": e.StderrSHA256,
 	}}
 	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Second)
 	defer cancel()
-	err := h.store.Update(ctx, store.Hard, func(tx store.Tx) error { return ledger.Append(tx, audit.HostChain, entry) })
+	err := h.store.Update(ctx, store.Hard, func(tx store.Tx) error { return h.ledger.Append(tx, audit.HostChain, entry) })
 	if err != nil && !errors.Is(err, store.ErrClosed) {
 		h.log.Error("cannot write the audit entry of a plugin's event", "event", string(e.Kind), "plugin", e.Plugin.String(), "error", err)
 	}

@@ -1,9 +1,11 @@
 package api_test
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"math"
 	"net"
 	"strings"
@@ -27,6 +29,7 @@ import (
 	"github.com/dodona-project/dodona/host/api"
 	"github.com/dodona-project/dodona/host/audit"
 	"github.com/dodona-project/dodona/host/delivery"
+	"github.com/dodona-project/dodona/host/fsck"
 	"github.com/dodona-project/dodona/host/refusal"
 	"github.com/dodona-project/dodona/host/rollout"
 	"github.com/dodona-project/dodona/host/service"
@@ -86,6 +89,9 @@ func (analyzer) Evaluate(context.Context, string, *pluginv1.EvaluateRequest) (ro
 	return rollout.Measurement{}, errors.New("nothing is measured here")
 }
 
+// backupOfATest is more than one message carries, and no multiple of it.
+var backupOfATest = bytes.Repeat([]byte("backup!"), 100_000)
+
 func newEdge(t *testing.T, options ...option) *edge {
 	t.Helper()
 	o := setup{heartbeat: 5 * time.Second, wrap: func(s store.Store) store.Store { return s }}
@@ -131,7 +137,11 @@ func newEdge(t *testing.T, options ...option) *edge {
 		Dev: true, Health: health.NewServer(), Logger: hclog.NewNullLogger(),
 		ControlPlane: control,
 		HostAdmin: &api.HostAdmin{HostID: "h1", Version: "test", Store: st, Actions: actions, Audit: ledger, Sessions: sessions,
-			Plugins: fake, Alarms: func() []string { return nil }, Stopping: stopping},
+			Plugins: fake, Alarms: func() []string { return nil }, Stopping: stopping,
+			Operate: api.StoreOperations{
+				Check:  func(ctx context.Context) (fsck.Report, error) { return fsck.Run(ctx, st, "example.org") },
+				Backup: func(w io.Writer) error { _, err := w.Write(backupOfATest); return err },
+			}},
 	})
 	fatal(t, err)
 	listener, err := net.Listen("tcp", "127.0.0.1:0")

@@ -56,6 +56,13 @@ func reload() Rule {
 	return r
 }
 
+// whole reads all of the store, so it is slow and not for every second.
+func whole() Rule {
+	r := admin()
+	r.Rate, r.Burst, r.Cap = 1, 10, time.Minute
+	return r
+}
+
 // Policy is the table. An RPC without a row is denied, and a test compares the
 // table with the services that are registered.
 var Policy = map[string]Rule{
@@ -85,6 +92,8 @@ var Policy = map[string]Rule{
 	donav1.HostAdmin_TailPluginLogs_FullMethodName: admin(),
 	donav1.HostAdmin_GetHost_FullMethodName:        admin(),
 	donav1.HostAdmin_AdoptStore_FullMethodName:     admin(),
+	donav1.HostAdmin_CheckStore_FullMethodName:     whole(),
+	donav1.HostAdmin_BackupStore_FullMethodName:    whole(),
 	donav1.HostAdmin_CreateToken_FullMethodName:    admin(),
 	donav1.HostAdmin_RevokeToken_FullMethodName:    admin(),
 	donav1.HostAdmin_RolloverCA_FullMethodName:     admin(),

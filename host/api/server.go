@@ -10,6 +10,7 @@ import (
 	"context"
 	"fmt"
 	"runtime/debug"
+	"strings"
 	"time"
 
 	donav1 "github.com/dodona-project/dodona/proto/dona/v1"
@@ -29,7 +30,7 @@ import (
 
 // Options of the server.
 type Options struct {
-	ControlPlane *ControlPlane
+	ControlPlane *ControlPlane // nil: the host waits for its store, and answers HostAdmin and health alone
 	HostAdmin    *HostAdmin
 	Health       *health.Server
 	Dev          bool // everyone on loopback is local:dev with every role
@@ -40,7 +41,7 @@ type Options struct {
 // New returns a server with every service registered behind the same checks:
 // recover, identity, table, rate, size, deadline.
 func New(o Options) (*grpc.Server, error) {
-	g := &guard{dev: o.Dev, log: o.Logger, limiters: newLimiters(), parsing: newParsing(snapshot.Codec())}
+	g := &guard{dev: o.Dev, waiting: o.ControlPlane == nil, log: o.Logger, limiters: newLimiters(), parsing: newParsing(snapshot.Codec())}
 	var err error
 	if g.metrics, err = newMetrics(o.Registerer); err != nil {
 		return nil, fmt.Errorf("api: metrics: %w", err)
@@ -58,7 +59,11 @@ func New(o Options) (*grpc.Server, error) {
 		grpc.KeepaliveParams(keepalive.ServerParameters{Time: 20 * time.Second, Timeout: 10 * time.Second, MaxConnectionIdle: 10 * time.Minute}),
 	)...)
 	r := registrar{server, g.parsing}
-	donav1.RegisterControlPlaneServer(r, o.ControlPlane)
+	if o.ControlPlane != nil {
+		donav1.RegisterControlPlaneServer(r, o.ControlPlane)
+	} else {
+		donav1.RegisterControlPlaneServer(r, donav1.UnimplementedControlPlaneServer{}) // admit answers for it
+	}
 	donav1.RegisterHostAdminServer(r, o.HostAdmin)
 	grpc_health_v1.RegisterHealthServer(r, o.Health)
 	if o.Dev {
@@ -70,6 +75,7 @@ func New(o Options) (*grpc.Server, error) {
 // guard is what every call passes.
 type guard struct {
 	dev      bool
+	waiting  bool // there is no control plane yet
 	log      hclog.Logger
 	limiters *limiters
 	metrics  *metrics
@@ -85,6 +91,9 @@ func (g *guard) admit(ctx context.Context, method string) (context.Context, Rule
 	rule, ok := Policy[method]
 	if !ok || rule.DevOnly && !g.dev || !who.may(rule.Roles) {
 		return ctx, rule, status.Error(codes.PermissionDenied, "this identity may not call this method")
+	}
+	if g.waiting && strings.HasPrefix(method, "/"+donav1.ControlPlane_ServiceDesc.ServiceName+"/") {
+		return ctx, rule, status.Error(codes.Unavailable, "this host waits for its store; its log and status say why: try another host, or again later")
 	}
 	if wait := g.limiters.take(method, who.actor, rule); wait > 0 {
 		return ctx, rule, tooOften(rule, wait)

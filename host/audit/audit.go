@@ -38,6 +38,14 @@ const (
 // invalid UTF-8, too long. The transaction that carries it is refused whole.
 var ErrRefused = errors.New("audit: entry refused")
 
+// ErrBroken marks what [Log.Check] has found wrong with a chain.
+var ErrBroken = errors.New("audit: chain broken")
+
+// broken is an ErrBroken whose text says where already.
+type broken struct{ error }
+
+func (broken) Is(target error) bool { return target == ErrBroken }
+
 // Entry is what a caller says; the log adds seq, time and prev.
 type Entry struct {
 	Kind     string            // one of the table in kinds.go
@@ -131,34 +139,43 @@ func (l *Log) Head(tx store.ReadTx, chain string) (seq uint64, hash [32]byte, er
 	return head.GetSeq(), [32]byte(head.GetHash()), nil
 }
 
-// Check re-reads a whole chain and re-computes every hash. The error names the
-// first entry that does not hold.
+// Check re-reads a whole chain and re-computes every hash. An [ErrBroken] names the
+// first entry that does not hold; any other error is the store's.
 func (l *Log) Check(tx store.ReadTx, chain string) (entries uint64, err error) {
-	v := NewVerifier(l.trustDomain, chain)
-	headSeq, headHash, err := l.Head(tx, chain)
-	if err != nil {
-		return 0, err
-	}
-	const page = 10_000
-	for {
-		lines, err := tx.ReadLog(logName(chain), v.Seq()+1, page)
-		if err != nil {
+	v := *NewVerifier(l.trustDomain, chain)
+	for done := false; !done; {
+		if v, done, err = l.CheckOn(tx, chain, v, 10_000); err != nil {
 			return v.Seq(), err
 		}
-		for _, line := range lines {
-			if err := v.Add(line.Payload); err != nil {
-				return v.Seq(), err
-			}
-		}
-		if len(lines) < page {
-			break
-		}
-	}
-	if v.Seq() != headSeq || v.Hash() != headHash {
-		return v.Seq(), fmt.Errorf("audit: chain %s: ends at entry %d (%x), its head says %d (%x)",
-			chain, v.Seq(), v.Hash(), headSeq, headHash)
 	}
 	return v.Seq(), nil
+}
+
+// CheckOn checks up to limit entries of a chain that follow what v has seen, and
+// returns where it then is; done when that is the head. So a long chain can be
+// checked in many short transactions while it grows.
+func (l *Log) CheckOn(tx store.ReadTx, chain string, v Verifier, limit int) (next Verifier, done bool, err error) {
+	headSeq, headHash, err := l.Head(tx, chain)
+	if err != nil {
+		return v, false, err
+	}
+	lines, err := tx.ReadLog(logName(chain), v.Seq()+1, limit)
+	if err != nil {
+		return v, false, err
+	}
+	for _, line := range lines {
+		if err := v.Add(line.Payload); err != nil {
+			return v, false, broken{err}
+		}
+	}
+	if len(lines) == limit {
+		return v, false, nil
+	}
+	if v.Seq() != headSeq || v.Hash() != headHash {
+		return v, false, broken{fmt.Errorf("audit: chain %s: ends at entry %d (%x), its head says %d (%x)",
+			chain, v.Seq(), v.Hash(), headSeq, headHash)}
+	}
+	return v, true, nil
 }
 
 func headKey(chain string) string { return "audit/" + chain + "/head" }

@@ -48,7 +48,7 @@ var kinds = func() map[string][]string {
 		"plugin.reset":       pluginKeys,
 		"clock.step":         "delta_ms",
 		"log.recovered":      "dropped",
-		"store.adopt":        "reason",
+		"store.adopt":        "reason found generation",
 		"attestation.issued": "first_seq last_seq",
 		"artifact.register":  "id version digest",
 		"release.create":     "id number artifact_id variant",

@@ -3,6 +3,7 @@ package snapshot_test
 import (
 	"errors"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -21,6 +22,8 @@ type lostGap struct {
 func (l *lostGap) set(g snapshot.Gap) { l.mu.Lock(); defer l.mu.Unlock(); l.g = g }
 
 func (l *lostGap) lost() snapshot.Gap { l.mu.Lock(); defer l.mu.Unlock(); return l.g }
+
+func (l *lostGap) renewals() int { l.mu.Lock(); defer l.mu.Unlock(); return len(l.renewed) }
 
 func (l *lostGap) renew(name string) error {
 	l.mu.Lock()
@@ -58,8 +61,8 @@ func TestFeedHoldsWhatWasLost(t *testing.T) {
 				t.Errorf("version %d after %v, want %d after the grace", f.Version, time.Since(began), part)
 			}
 		}
-		if len(l.renewed) != 1 {
-			t.Errorf("renewed were %v, want the one that a watcher came back to", l.renewed)
+		if n := l.renewals(); n != 1 {
+			t.Errorf("%d names were renewed, want the one that a watcher came back to", n)
 		}
 	})
 }
@@ -69,10 +72,10 @@ func TestFeedHoldsWhatWasLost(t *testing.T) {
 func TestLostNameIsRenewed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		st, src, l := openStore(t), &services{}, &lostGap{fail: errors.New("the store is away")}
-		rewinds := 0
+		var rewinds atomic.Int64
 		feeds := newFeeds(t, st, src, func(o *snapshot.Options) {
 			o.Lost, o.Grace, o.OnLost = l.lost, 10*time.Second, l.renew
-			o.OnRewind = func(snapshot.Rewind) { rewinds++ }
+			o.OnRewind = func(snapshot.Rewind) { rewinds.Add(1) }
 		})
 		defer feeds.Close()
 		apply(t, st, "other", change{put: ids(1)})
@@ -85,7 +88,7 @@ func TestLostNameIsRenewed(t *testing.T) {
 		apply(t, st, "a", change{put: []string{"x"}}) // a notice, as after a fail-over
 		time.Sleep(9 * time.Second)
 		synctest.Wait()
-		if len(l.renewed) > 0 {
+		if l.renewals() > 0 {
 			t.Fatal("renewed within the grace")
 		}
 		time.Sleep(5 * time.Second)
@@ -99,11 +102,11 @@ func TestLostNameIsRenewed(t *testing.T) {
 		}
 		time.Sleep(time.Minute)
 		synctest.Wait()
-		if n := len(l.renewed); n <= tried || n > tried+1 {
+		if n := l.renewals(); n <= tried || n > tried+1 {
 			t.Errorf("renewed %d times after %d that failed", n-tried, tried)
 		}
-		if rewinds > 0 {
-			t.Errorf("what a known fault took counts as %d rewinds", rewinds)
+		if n := rewinds.Load(); n > 0 {
+			t.Errorf("what a known fault took counts as %d rewinds", n)
 		}
 	})
 }

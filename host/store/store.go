@@ -118,6 +118,18 @@ type Info struct {
 	// between them was given out in an earlier life, and its soft writes were
 	// lost with it.
 	Kept, First uint64
+
+	// Adoption is the newest one of this data; nil: nobody ever had to.
+	Adoption *Adoption
+}
+
+// An Adoption is somebody's word to go on from what a shared store held, although
+// it was not what its hosts knew.
+type Adoption struct {
+	Generation uint64 // that began with it
+	Actor      string // who said so, as audit entries name people
+	Reason     string // why, in their words
+	Found      string // what the store held
 }
 
 // A Record is a value and the revision that wrote it.

@@ -196,6 +196,7 @@ func (b *backend) Info() store.Info {
 		return info
 	}
 	info.Durability, info.Kept, info.First = b.link.durability, b.link.kept, b.link.first
+	info.Adoption = b.link.adoption
 	if n := b.link.online.Load(); n < int64(b.o.Replicas) {
 		info.State = fmt.Sprintf("hard writes are refused: they wait for %d replicas, %d are connected; soft ones and reads go on", b.o.Replicas, n)
 	}

@@ -351,7 +351,7 @@ func TestLaggingReplica(t *testing.T) {
 		return isForeign(hosts[0]) && isForeign(hosts[1]) && strings.Contains(state(s), "rewound")
 	})
 	end()
-	must(t, s.Adopt(t.Context(), "the others are gone"))
+	must(t, s.Adopt(t.Context(), "somebody", "the others are gone"))
 	redistest.Await(t, "the other host goes on", func() bool {
 		v, err := get(hosts[1], "k")
 		return err != nil && strings.Contains(err.Error(), "not confirmed") || err == nil && v == "old"

@@ -37,6 +37,7 @@ type found struct {
 	Clock      uint64 // the store's clock, µs
 	Kept       uint64 // see store.Info
 	First      uint64
+	Adoption   *store.Adoption // that began the generation; nil = the first one
 
 	Damaged string // what is wrong with the generation record
 	raw     string // its state as it is there

@@ -32,6 +32,7 @@ type link struct {
 	durable    bool   // nothing is lost at a crash of the server
 	kept       uint64 // see store.Info, as first
 	first      uint64
+	adoption   *store.Adoption
 	online     atomic.Int64  // replicas that are connected
 	confirmed  atomic.Uint64 // newest hard revision known to be confirmed
 
@@ -186,7 +187,7 @@ func (b *backend) inspectSettings(ctx context.Context, c redis.Cmdable, s *serve
 func unknownCommand(err error) bool { return redis.HasErrorPrefix(err, "ERR unknown command") }
 
 func (b *backend) inspectData(ctx context.Context, c redis.Cmdable) (f found, err error) {
-	fields := []string{"format", "generation", "kept", "first", "state"}
+	fields := []string{"format", "generation", "kept", "first", "state", "adopted", "adopted_by", "adopted_was"}
 	list, err := c.HMGet(ctx, b.keys.meta, fields...).Result()
 	if err != nil {
 		return f, err
@@ -208,6 +209,12 @@ func (b *backend) inspectData(ctx context.Context, c redis.Cmdable) (f found, er
 			f.Damaged = fmt.Sprintf("field state of its generation record %s has %d bytes that do not parse", b.keys.meta, len(text))
 		}
 		f.ID, f.Master, f.Revision, f.Hard, f.Confirmed, f.Clock = s.id, s.runID, s.revision, s.hard, s.confirmed, s.clock
+	}
+	if reason, ok := list[5].(string); ok {
+		a := &store.Adoption{Generation: f.Generation, Reason: reason}
+		a.Actor, _ = list[6].(string)
+		a.Found, _ = list[7].(string)
+		f.Adoption = a
 	}
 	if !f.Exists {
 		n, err := c.Exists(ctx, b.keys.heads).Result()

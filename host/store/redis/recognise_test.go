@@ -50,7 +50,7 @@ func TestFlushAll(t *testing.T) {
 	o.Dir = t.TempDir()
 	b := open(t, o)
 	must(t, put(a, store.Hard, "k", "v"))
-	if err := a.Adopt(t.Context(), "for no reason"); err == nil || !strings.Contains(err.Error(), "nothing to adopt") {
+	if err := a.Adopt(t.Context(), "somebody", "for no reason"); err == nil || !strings.Contains(err.Error(), "nothing to adopt") {
 		t.Errorf("good data is adopted: %v", err)
 	}
 	before := revision(t, a)
@@ -68,10 +68,10 @@ func TestFlushAll(t *testing.T) {
 		t.Errorf("a read: %v", err)
 	}
 	endA()
-	if err := a.Adopt(t.Context(), ""); err == nil {
+	if err := a.Adopt(t.Context(), "somebody", ""); err == nil {
 		t.Error("adopted without a reason")
 	}
-	must(t, a.Adopt(t.Context(), "a test"))
+	must(t, a.Adopt(t.Context(), "somebody", "a test"))
 	redistest.Await(t, "the other host goes on by itself", func() bool { return state(b) == "ready" })
 	for _, s := range []*redis.Store{a, b} {
 		// What was cached of the old data is forgotten.
@@ -149,7 +149,7 @@ func TestPutBack(t *testing.T) {
 	must(t, os.CopyFS(data, os.DirFS(backup)))
 	server.Restart()
 	redistest.Await(t, "it is recognised", func() bool { return isForeign(s) })
-	must(t, s.Adopt(t.Context(), "a test"))
+	must(t, s.Adopt(t.Context(), "somebody", "a test"))
 	if v, err := get(s, "k"); v != "old" || err != nil {
 		t.Errorf("adopted: %q, %v", v, err)
 	}

@@ -141,9 +141,15 @@ func Open(ctx context.Context, o Options) (*Store, error) {
 
 // Adopt says to go on from what the server holds, although it is not what this
 // host knows: what the server lacks is given up. It begins a new generation, which
-// the other hosts take over, and a revision above all that was seen. The reason is
-// kept beside it. Adopting data that is not foreign is an error.
-func (s *Store) Adopt(ctx context.Context, reason string) error { return s.backend.adopt(ctx, reason) }
+// the other hosts take over, and a revision above all that was seen. Who said so and
+// why is kept beside it and shown in [store.Info]. Data that is not foreign is refused
+// with [ErrKnown], a server that cannot be looked at with its error.
+func (s *Store) Adopt(ctx context.Context, actor, reason string) error {
+	return s.backend.adopt(ctx, actor, reason)
+}
+
+// ErrKnown means that the server holds what this host knows.
+var ErrKnown = errors.New("store: adopt: the server holds what this host knows; there is nothing to adopt")
 
 // quiet keeps the client library from writing to stderr: what it has to say comes
 // with errors, too. The library has one log for the process.

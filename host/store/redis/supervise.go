@@ -208,7 +208,7 @@ func (b *backend) linkTo(ctx context.Context, p place, s *server) error {
 		return err
 	}
 	l.durability, l.durable = b.o.durability(p, s)
-	l.kept, l.first = s.found.Kept, s.found.First
+	l.kept, l.first, l.adoption = s.found.Kept, s.found.First, s.found.Adoption
 	l.online.Store(s.replicas)
 	before := b.seenNow()
 	var r reply
@@ -279,26 +279,26 @@ func commitClock(value string) uint64 {
 	return binary.BigEndian.Uint64([]byte(value[3*8:]))
 }
 
-// maxReason bounds the reason of an adoption, in bytes.
-const maxReason = 1024
+// MaxReason bounds the reason of an adoption, in bytes.
+const MaxReason = 4 << 10
 
 // adopt makes what a foreign server holds the store's data.
-func (b *backend) adopt(ctx context.Context, reason string) error {
-	if reason == "" || len(reason) > maxReason || !utf8.ValidString(reason) {
-		return fmt.Errorf("store: adopt: the reason has %d bytes: allowed are 1 to %d of UTF-8, which say why the data is given up", len(reason), maxReason)
+func (b *backend) adopt(ctx context.Context, actor, reason string) error {
+	if reason == "" || len(reason) > MaxReason || !utf8.ValidString(reason) {
+		return fmt.Errorf("store: adopt: the reason has %d bytes: allowed are 1 to %d of UTF-8, which say why the data is given up", len(reason), MaxReason)
 	}
 	if err := b.look(ctx); err == nil {
-		return errors.New("store: adopt: the server holds what this host knows; there is nothing to adopt")
+		return ErrKnown
 	} else if !errors.Is(err, store.ErrForeign) {
 		return fmt.Errorf("store: adopt: the server cannot be looked at: %w", err)
 	}
-	if err := b.adoptFound(ctx, reason); err != nil {
+	if err := b.adoptFound(ctx, actor, reason); err != nil {
 		return err
 	}
 	return b.look(ctx)
 }
 
-func (b *backend) adoptFound(ctx context.Context, reason string) error {
+func (b *backend) adoptFound(ctx context.Context, actor, reason string) error {
 	b.looking.Lock()
 	defer b.looking.Unlock()
 	p, err := b.finder.find(ctx)
@@ -335,7 +335,7 @@ func (b *backend) adoptFound(ctx context.Context, reason string) error {
 		st.confirmed = revision
 	}
 	done, err := b.install(ctx, c, &s, st, "format", Format, "generation", generation, "kept", f.Revision, "first", revision+1,
-		"adopted", reason, "adopted_was", text)
+		"adopted", reason, "adopted_by", actor, "adopted_was", text)
 	if err != nil {
 		return explain(err)
 	}

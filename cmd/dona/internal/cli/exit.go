@@ -16,10 +16,14 @@ const (
 	ExitFailed      = 1   // the host said no, was away, or the output could not be written
 	ExitUsage       = 2   // the command line, or what it asks for, is wrong in itself
 	ExitConfig      = 3   // an environment variable or a file is wrong
+	ExitRefused     = 4   // refused for safety: a data directory must not be used as it is
 	ExitInterrupted = 130 // by a signal
 )
 
-const kindPipe = "PIPE"
+const (
+	kindPipe = "PIPE"
+	kindTold = "TOLD" // stdout holds all there is to say, as JSON
+)
 
 // failure is an error that knows its exit code. msg is one line for people and
 // says what to do.

@@ -33,6 +33,7 @@ type fakeHost struct {
 	log      []*donav1.PluginLogLine // of every plugin
 
 	delivered map[string]delivered
+	store     fakeStore
 	refuse    error // the answer to everything
 	silent    bool  // no answer to anything
 	drops     int   // watches that break after their first reply

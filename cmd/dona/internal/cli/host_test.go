@@ -18,8 +18,8 @@ import (
 )
 
 // startHost builds the host program and runs it on its own data and ports until
-// the test ends. It returns its address.
-func startHost(t *testing.T) string {
+// the test ends. It returns its address and its data directory.
+func startHost(t *testing.T) (address, dataDir string) {
 	dir := t.TempDir()
 	program := filepath.Join(dir, "dona-host")
 	build := exec.Command("go", "build", "-o", program, "github.com/dodona-project/dodona/cmd/dona-host")
@@ -28,7 +28,8 @@ func startHost(t *testing.T) string {
 	}
 	addresses := freeAddresses(t, 3)
 	var log bytes.Buffer
-	host := exec.Command(program, "--dev", "--data-dir", filepath.Join(dir, "data"),
+	dataDir = filepath.Join(dir, "data")
+	host := exec.Command(program, "--dev", "--data-dir", dataDir,
 		"--grpc-listen", addresses[0], "--bootstrap-listen", addresses[1], "--http-listen", addresses[2])
 	host.Stdout, host.Stderr = &log, &log
 	if err := host.Start(); err != nil {
@@ -40,7 +41,7 @@ func startHost(t *testing.T) string {
 			t.Logf("the host ended: %v\n%s", err, log.String())
 		}
 	})
-	return addresses[0]
+	return addresses[0], dataDir
 }
 
 // freeAddresses returns addresses that nobody listens on at the moment.
@@ -59,7 +60,7 @@ func freeAddresses(t *testing.T, n int) []string {
 
 // TestAgainstTheHost runs testdata/host against the real program, with a real
 // endpoint that registers through the SDK. Besides the usual commands the
-// scripts have
+// scripts have, beside the variable DATA with the host's data directory,
 //
 //	eventually PATTERN dona ...   repeat until stdout matches
 //	serve SERVICE VARIANT REGION  an endpoint, until the script ends
@@ -67,7 +68,7 @@ func TestAgainstTheHost(t *testing.T) {
 	if testing.Short() {
 		t.Skip("builds the host and runs it")
 	}
-	address := startHost(t)
+	address, dataDir := startHost(t)
 	stdin, hold := io.Pipe()
 	served := make(chan error, 1)
 	go func() {
@@ -89,6 +90,7 @@ func TestAgainstTheHost(t *testing.T) {
 			Setup: func(env *testscript.Env) error {
 				env.Setenv("GORACE", "atexit_sleep_ms=10")
 				env.Setenv("DONA_HOST", address)
+				env.Setenv("DATA", dataDir)
 				return nil
 			},
 			Cmds: map[string]func(*testscript.TestScript, bool, []string){

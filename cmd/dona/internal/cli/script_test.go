@@ -33,6 +33,9 @@ func fakeOf(ts *testscript.TestScript) *fakeHost { return ts.Value(hostKey{}).(*
 //	host play FILE...   what a watch of the service shows, in order
 //	host plugins FILE   a ListPluginsReply as JSON
 //	host log FILE       the log of every plugin: a PluginLogLine as JSON on each line
+//	host store FILE     what it says of itself: a HostStatus as JSON
+//	host check FILE     what a check of its store finds: a CheckStoreReply as JSON
+//	host cut, host lie  its backups end early, or are not what it says
 //	host refuse CODE TEXT...  answer everything with an error
 //	host silent         answer nothing
 //	host drop           break the next two watches after their first reply, and
@@ -110,6 +113,14 @@ func hostCommand(ts *testscript.TestScript, _ bool, args []string) {
 			ts.Check(protojson.Unmarshal([]byte(line), l))
 			f.log = append(f.log, l)
 		}
+	case "store":
+		ts.Check(protojson.Unmarshal([]byte(ts.ReadFile(args[1])), &f.store.host))
+	case "check":
+		ts.Check(protojson.Unmarshal([]byte(ts.ReadFile(args[1])), &f.store.check))
+	case "cut":
+		f.store.cut = true
+	case "lie":
+		f.store.cut, f.store.lie = false, true
 	case "refuse":
 		n, err := strconv.ParseUint(args[1], 10, 32)
 		ts.Check(err)

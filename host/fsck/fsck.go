@@ -1,0 +1,110 @@
+// Package fsck checks what a store holds: that the records of every service parse
+// and agree with one another, and that every audit chain holds from its first entry
+// to its head. It changes nothing, and runs on any store: host/api runs it on the one
+// that a host has open, cmd/dona on the file of a host that does not run.
+package fsck
+
+import (
+	"context"
+	"encoding/hex"
+	"errors"
+	"fmt"
+
+	"github.com/dodona-project/dodona/host/audit"
+	"github.com/dodona-project/dodona/host/service"
+	"github.com/dodona-project/dodona/host/store"
+)
+
+// MaxProblems bounds the problems of a Report.
+const MaxProblems = 100
+
+// A Report is what a check has found.
+type Report struct {
+	Services int
+	Records  int     // that were read and parse
+	Chains   []Chain // those that hold
+	Problems []string
+}
+
+// A Chain is an audit chain that holds.
+type Chain struct {
+	Name    string
+	Entries uint64
+	Head    string // hash of the newest entry, hex
+}
+
+func (r *Report) problem(format string, args ...any) {
+	if len(r.Problems) < MaxProblems {
+		r.Problems = append(r.Problems, fmt.Sprintf(format, args...))
+	}
+}
+
+// Run checks a store. Each service is looked at as of one revision, and its chain up
+// to the head that it then has; what is written meanwhile is no harm. Chains of services that are gone are not
+// found. An error means that the store could not be read, and that nothing is known.
+func Run(ctx context.Context, st store.Store, trustDomain string) (Report, error) {
+	var r Report
+	log := audit.New(trustDomain)
+	plane := service.New(st, log, "")
+	var services []string
+	if err := st.View(ctx, func(tx store.ReadTx) (err error) {
+		services, err = plane.Services(tx)
+		return err
+	}); err != nil {
+		return r, fmt.Errorf("list the services: %w", err)
+	}
+	r.Services = len(services)
+	for _, name := range services {
+		if err := st.View(ctx, func(tx store.ReadTx) error {
+			records, problems, err := plane.Verify(tx, name)
+			if err != nil {
+				return err
+			}
+			r.Records += records
+			for _, p := range problems {
+				r.problem("service %s: %s", name, p)
+			}
+			return nil
+		}); err != nil {
+			return r, fmt.Errorf("service %s: %w", name, err)
+		}
+	}
+	for _, chain := range append([]string{audit.HostChain, audit.PoolChain}, services...) {
+		if err := r.chain(ctx, st, log, trustDomain, chain); err != nil {
+			return r, fmt.Errorf("audit chain %s: %w", chain, err)
+		}
+	}
+	return r, nil
+}
+
+// pageLen is how many entries of a chain one transaction reads.
+const pageLen = 1000
+
+func (r *Report) chain(ctx context.Context, st store.Store, log *audit.Log, trustDomain, chain string) error {
+	v := *audit.NewVerifier(trustDomain, chain)
+	for done := false; !done; {
+		var next audit.Verifier
+		var bad error
+		err := st.View(ctx, func(tx store.ReadTx) (err error) {
+			next, done, err = log.CheckOn(tx, chain, v, pageLen)
+			if bad = nil; errors.Is(err, audit.ErrBroken) {
+				bad = err
+				return nil
+			}
+			return err
+		})
+		if err != nil {
+			return err
+		}
+		if bad != nil {
+			r.problem("%v", bad)
+			return nil
+		}
+		v = next
+	}
+	if v.Seq() > 0 {
+		hash := v.Hash()
+		r.Chains = append(r.Chains, Chain{Name: chain, Entries: v.Seq(), Head: hex.EncodeToString(hash[:])})
+	}
+	return nil
+}

@@ -1,0 +1,82 @@
+package host
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"sync"
+	"time"
+
+	"github.com/dodona-project/dodona/host/api"
+	"github.com/dodona-project/dodona/host/store"
+)
+
+// standByLook is how often a host that waits looks whether its store can be used.
+const standByLook = 100 * time.Millisecond
+
+// newProcess names this life of a host.
+func newProcess() string {
+	var b [8]byte
+	_, _ = rand.Read(b[:]) // never fails
+	return hex.EncodeToString(b[:])
+}
+
+// mustWait returns why a shared store cannot be used now and nil when it can, or when
+// waiting is of no use.
+func (h *Host) mustWait(ctx context.Context) error {
+	if !h.shared() {
+		return nil
+	}
+	err := h.store.View(ctx, func(store.ReadTx) error { return nil })
+	if errors.Is(err, store.ErrUnavailable) || errors.Is(err, store.ErrForeign) {
+		return err
+	}
+	return nil
+}
+
+// standBy serves what needs no store until the store can be used: an operator sees
+// what it waits for, and can adopt a foreign one, also when no host has it open. It
+// returns false when ctx has ended or a server failed.
+func (h *Host) standBy(ctx context.Context) (goOn bool, err error) {
+	h.log.Warn("waiting for the store", "reason", h.waits)
+	server, err := api.New(api.Options{Dev: h.config.Dev, Health: h.health, Logger: h.log.Named("api"), HostAdmin: h.admin()})
+	if err != nil {
+		return false, err
+	}
+	failed := make(chan error, 2)
+	var serving sync.WaitGroup
+	serving.Go(func() { failed <- server.Serve(h.grpcListener) })
+	serving.Go(func() { failed <- h.http.Serve(h.httpListener) })
+	end := func() {
+		server.Stop()
+		_ = h.http.Close()
+		serving.Wait()
+	}
+	if err := h.announce(); err != nil {
+		end()
+		return false, err
+	}
+	tick := time.NewTicker(standByLook)
+	defer tick.Stop()
+	for ctx.Err() == nil && h.mustWait(ctx) != nil {
+		select {
+		case <-ctx.Done():
+		case err := <-failed:
+			end()
+			return false, fmt.Errorf("serve while waiting for the store: %w", err)
+		case <-tick.C:
+		}
+	}
+	// The servers take their listeners with them; whoever asked is back in a moment.
+	h.config.GRPCListen, h.config.HTTPListen = h.grpcListener.Addr().String(), h.httpListener.Addr().String()
+	end()
+	if ctx.Err() != nil {
+		_ = os.Remove(filepath.Join(h.config.DataDir, "host.json"))
+		return false, nil
+	}
+	return true, h.listen()
+}
