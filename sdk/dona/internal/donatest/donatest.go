@@ -58,7 +58,12 @@ var program = sync.OnceValues(func() (string, error) {
 type Host struct {
 	Address string // of its gRPC server
 	Admin   donav1.ControlPlaneClient
+
+	stop func()
 }
+
+// Stop ends the host before its test does.
+func (h *Host) Stop() { h.stop() }
 
 // Start starts a host with heartbeats of half a second.
 func Start(t testing.TB) *Host {
@@ -76,7 +81,7 @@ func Start(t testing.TB) *Host {
 	}
 	exited := make(chan struct{})
 	go func() { _ = cmd.Wait(); close(exited) }()
-	t.Cleanup(func() {
+	stop := func() {
 		_ = cmd.Process.Signal(syscall.SIGTERM)
 		select {
 		case <-exited:
@@ -84,6 +89,9 @@ func Start(t testing.TB) *Host {
 			_ = cmd.Process.Kill()
 			<-exited
 		}
+	}
+	t.Cleanup(func() {
+		stop()
 		if t.Failed() {
 			t.Logf("the host's log:\n%s", log)
 		}
@@ -106,7 +114,7 @@ func Start(t testing.TB) *Host {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = conn.Close() })
-	return &Host{Address: where.GRPC, Admin: donav1.NewControlPlaneClient(conn)}
+	return &Host{Address: where.GRPC, Admin: donav1.NewControlPlaneClient(conn), stop: stop}
 }
 
 // Dial makes a client that lives until the test ends and reports often.
