@@ -95,6 +95,7 @@ type Pick struct {
 	service *Service
 	program *decide.Program
 	load    *plan.Load
+	ended   func(Outcome, bool) // of the observer, or nil
 	index   int32
 }
 
@@ -119,6 +120,9 @@ func (p *Pick) Done(o Outcome) {
 	p.load.End()
 	p.load = nil
 	p.service.client.reporter.Outcome(p.program, p.index, report.Outcome(o))
+	if p.ended != nil {
+		p.ended(o, true)
+	}
 }
 
 // Cancel ends a pick that was not used: nothing is reported.
@@ -126,5 +130,8 @@ func (p *Pick) Cancel() {
 	if p.load != nil {
 		p.load.End()
 		p.load = nil
+		if p.ended != nil {
+			p.ended(Outcome{}, false)
+		}
 	}
 }

@@ -55,6 +55,9 @@ func (s *Service) Flag(ctx context.Context, key string, req Request) (Evaluation
 			s.client.reporter.Evaluation(st.program, &res, req.Unit)
 		}
 	}
+	if o := s.client.opts.observer; o != nil {
+		o.Evaluated(ctx, s.name, out.ConfigVersion, digestOf(req.Unit), FlagGave{Flag: key, Variant: res.Variant, Reason: res.Reason})
+	}
 	out.Variant, out.Reason, out.Everyone, out.Problem, out.Broken = res.Variant, res.Reason, res.Everyone, res.Why, res.Broken
 	return out, nil
 }

@@ -78,6 +78,9 @@ func (s *Service) Pick(ctx context.Context, req Request) (pick Pick, err error) 
 		s.client.reporter.Decision(p, &res, req.Unit, req.ID)
 	}
 	if res.Err != nil {
+		if s.client.opts.observer != nil {
+			s.observe(ctx, p, res, req.Unit, pick)
+		}
 		return pick, res.Err
 	}
 	p.CopyEndpoint(res.Endpoint, &pick.Endpoint)
@@ -85,6 +88,9 @@ func (s *Service) Pick(ctx context.Context, req Request) (pick Pick, err error) 
 	pick.service, pick.program, pick.index = s, p, res.Endpoint
 	pick.load = p.Load(res.Endpoint)
 	pick.load.Begin()
+	if s.client.opts.observer != nil {
+		pick.ended = s.observe(ctx, p, res, req.Unit, pick)
+	}
 	return pick, nil
 }
 
