@@ -7,8 +7,9 @@
 // snapshot, of which hosts send what changed; Service.Pick decides on it; Pick.Done says how the call went. When no
 // host can be reached, decisions go on with the last good snapshot, from memory or
 // after a restart from disk, and are marked stale. Client.Register announces an
-// endpoint of one's own, and Client.Ingress brings HTTP requests from outside to
-// services by an operator's rules.
+// endpoint of one's own, Client.Transport is an http.RoundTripper to services by
+// name, and Client.Ingress brings HTTP requests from outside to services by an
+// operator's rules. Package donagrpc does for gRPC what Transport does for HTTP.
 //
 //	client, err := dona.Dial(ctx, "127.0.0.1:7600")
 //	checkout := client.Service("checkout")
@@ -110,6 +111,7 @@ type Pick struct {
 	service *Service
 	program *decide.Program
 	load    *plan.Load
+	ended   func(Outcome, bool) // of the observer, or nil
 	index   int32
 }
 
@@ -134,6 +136,9 @@ func (p *Pick) Done(o Outcome) {
 	p.load.End()
 	p.load = nil
 	p.service.client.reporter.Outcome(p.program, p.index, report.Outcome(o))
+	if p.ended != nil {
+		p.ended(o, true)
+	}
 }
 
 // Cancel ends a pick that was not used: nothing is reported.
@@ -141,5 +146,8 @@ func (p *Pick) Cancel() {
 	if p.load != nil {
 		p.load.End()
 		p.load = nil
+		if p.ended != nil {
+			p.ended(Outcome{}, false)
+		}
 	}
 }

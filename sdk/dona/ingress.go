@@ -4,12 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
-	"net"
 	"net/http"
 	"net/http/httputil"
 	"slices"
-	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -59,8 +56,6 @@ const (
 	minRefresh     = 100 * time.Millisecond
 	readTimeout    = 10 * time.Second      // for one status
 	readPause      = 20 * time.Millisecond // between two, so that many services do not flood a host
-	firstSnapshot  = 2 * time.Second       // what a first request to a service waits for
-	attempts       = 3                     // of a request that may be sent again
 )
 
 // Ingress makes a handler that routes by the ingress rules and begins to read
@@ -74,10 +69,7 @@ func (c *Client) Ingress(config IngressConfig) (*Ingress, error) {
 	}
 	config.Refresh = max(config.Refresh, minRefresh)
 	if config.Transport == nil {
-		config.Transport = &http.Transport{
-			DialContext:         (&net.Dialer{Timeout: 5 * time.Second}).DialContext,
-			MaxIdleConnsPerHost: 64, IdleConnTimeout: 90 * time.Second, DisableCompression: true,
-		}
+		config.Transport = direct(true)
 	}
 	i := &Ingress{client: c, config: config, ready: make(chan struct{})}
 	i.proxy = &httputil.ReverseProxy{
@@ -237,12 +229,6 @@ func unavailable(w http.ResponseWriter) {
 	http.Error(w, "no endpoint can serve this now", http.StatusServiceUnavailable)
 }
 
-// hop is what the transport needs to know of a request.
-type hop struct {
-	service *Service
-	request Request
-}
-
 type hopKey struct{}
 
 func rewrite(p *httputil.ProxyRequest) {
@@ -263,110 +249,9 @@ func failed(w http.ResponseWriter, _ *http.Request, err error) {
 	http.Error(w, "the endpoint does not answer", http.StatusBadGateway)
 }
 
-// hops picks an endpoint for each request, and another one when the first cannot
-// be reached and the request can be sent again.
+// hops sends each request on by what ServeHTTP decided it needs.
 type hops struct{ base http.RoundTripper }
 
 func (t hops) RoundTrip(req *http.Request) (*http.Response, error) {
-	h := req.Context().Value(hopKey{}).(*hop)
-	var last error
-	for try := 1; ; try++ {
-		pick, err := h.pick(req.Context())
-		if err != nil {
-			return nil, errors.Join(last, err)
-		}
-		out := req.Clone(req.Context())
-		out.URL.Host = pick.Endpoint.Address
-		began := time.Now()
-		resp, err := t.base.RoundTrip(out)
-		if err == nil {
-			finish(resp, &pick, time.Since(began))
-			return resp, nil
-		}
-		if req.Context().Err() != nil {
-			pick.Cancel() // whoever asked is gone: it says nothing about the endpoint
-			return nil, err
-		}
-		pick.Done(Outcome{Latency: time.Since(began), Code: "unreachable"})
-		if last = err; try == attempts || !again(req, err) {
-			return nil, err
-		}
-		h.request.Tried = append(h.request.Tried, pick.Endpoint.ID)
-	}
-}
-
-// pick decides, and waits a moment for the first snapshot of a service.
-func (h *hop) pick(ctx context.Context) (Pick, error) {
-	pick, err := h.service.Pick(ctx, h.request)
-	if !errors.Is(err, ErrNoData) {
-		return pick, err
-	}
-	ctx, cancel := context.WithTimeout(ctx, firstSnapshot)
-	defer cancel()
-	if err := h.service.Ready(ctx); err != nil {
-		return pick, err
-	}
-	return h.service.Pick(ctx, h.request)
-}
-
-// again reports whether a request may be sent to another endpoint: it has no body
-// that is used up, and either changes nothing or did not arrive.
-func again(req *http.Request, err error) bool {
-	if req.Body != nil && req.Body != http.NoBody {
-		return false
-	}
-	var op *net.OpError
-	if errors.As(err, &op) && op.Op == "dial" {
-		return true
-	}
-	switch req.Method {
-	case http.MethodGet, http.MethodHead, http.MethodOptions, http.MethodTrace:
-		return true
-	}
-	return false
-}
-
-// finish ends the pick with the response's body, so that its endpoint is busy as
-// long as it sends.
-func finish(resp *http.Response, pick *Pick, took time.Duration) {
-	b := &body{ReadCloser: resp.Body, pick: pick, outcome: Outcome{
-		Success: resp.StatusCode < http.StatusInternalServerError, Latency: took, Code: strconv.Itoa(resp.StatusCode),
-	}}
-	if writer, ok := resp.Body.(io.Writer); ok { // a protocol switch: it is both ways
-		resp.Body = &duplex{b, writer}
-		return
-	}
-	resp.Body = b
-}
-
-type body struct {
-	io.ReadCloser
-	once    sync.Once
-	pick    *Pick
-	outcome Outcome
-}
-
-func (b *body) Read(p []byte) (int, error) {
-	n, err := b.ReadCloser.Read(p)
-	if err != nil {
-		b.end(errors.Is(err, io.EOF) || errors.Is(err, context.Canceled))
-	}
-	return n, err
-}
-
-func (b *body) Close() error {
-	b.end(true)
-	return b.ReadCloser.Close()
-}
-
-func (b *body) end(whole bool) {
-	b.once.Do(func() {
-		b.outcome.Success = b.outcome.Success && whole
-		b.pick.Done(b.outcome)
-	})
-}
-
-type duplex struct {
-	*body
-	io.Writer
+	return req.Context().Value(hopKey{}).(*hop).send(t.base, req)
 }

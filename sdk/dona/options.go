@@ -31,6 +31,7 @@ type options struct {
 	callerRegion  string
 	interval      time.Duration
 	log           *slog.Logger
+	observer      Observer // nil = nobody
 	random        func() float64
 }
 

@@ -26,6 +26,9 @@ type Service struct {
 	ready                chan struct{} // closed with the first snapshot, from anywhere
 	fresh                chan struct{} // closed with the first that a host gave or confirmed
 
+	telling sync.Mutex
+	told    chan struct{} // closed at the next change; nil = nobody waits
+
 	// Owned by the watch: what is decided by, and what its stream got last.
 	held     held
 	received *mirror.Snapshot
@@ -75,6 +78,9 @@ func (s *Service) Pick(ctx context.Context, req Request) (pick Pick, err error) 
 		s.client.reporter.Decision(p, &res, req.Unit, req.ID)
 	}
 	if res.Err != nil {
+		if s.client.opts.observer != nil {
+			s.observe(ctx, p, res, req.Unit, pick)
+		}
 		return pick, res.Err
 	}
 	p.CopyEndpoint(res.Endpoint, &pick.Endpoint)
@@ -82,6 +88,9 @@ func (s *Service) Pick(ctx context.Context, req Request) (pick Pick, err error) 
 	pick.service, pick.program, pick.index = s, p, res.Endpoint
 	pick.load = p.Load(res.Endpoint)
 	pick.load.Begin()
+	if s.client.opts.observer != nil {
+		pick.ended = s.observe(ctx, p, res, req.Unit, pick)
+	}
 	return pick, nil
 }
 
@@ -137,6 +146,43 @@ func (s *Service) Ready(ctx context.Context) error {
 	case <-s.client.ctx.Done():
 	}
 	return nil
+}
+
+// Changed returns a channel that is closed when the service next decides by another
+// snapshot, when that becomes stale or is confirmed again, and when an attempt to
+// get the first one has failed. Who asks for the channel first and looks then
+// misses nothing.
+func (s *Service) Changed() <-chan struct{} {
+	s.telling.Lock()
+	defer s.telling.Unlock()
+	if s.told == nil {
+		s.told = make(chan struct{})
+	}
+	return s.told
+}
+
+func (s *Service) tell() {
+	s.telling.Lock()
+	defer s.telling.Unlock()
+	if s.told != nil {
+		close(s.told)
+		s.told = nil
+	}
+}
+
+// Endpoints returns the endpoints of the current snapshot, draining ones included:
+// those that a Pick may give. Before the first snapshot the error says why there is
+// none.
+func (s *Service) Endpoints() ([]Endpoint, error) {
+	st := s.current.Load()
+	if st == nil {
+		return nil, s.noData()
+	}
+	out := make([]Endpoint, st.program.Endpoints())
+	for i := range out {
+		st.program.CopyEndpoint(int32(i), &out[i])
+	}
+	return out, nil
 }
 
 // Status is what a service works with at the moment.

@@ -188,6 +188,7 @@ func (s *Service) take(f *donav1.ConfigSnapshot, h *host) (used bool, err error)
 	s.held = held{snapshot: next, where: "host " + h.address}
 	s.changed.Store(&watchStatus{host: h.address})
 	s.current.Store(&state{program: program})
+	s.tell()
 	s.open(true)
 	s.client.reporter.Applied(s.name, version)
 	s.unsaved.Store(next)
@@ -255,6 +256,7 @@ func (s *Service) keep(ctx context.Context) {
 func (s *Service) confirmed(h *host) {
 	s.changed.Store(&watchStatus{host: h.address})
 	s.current.Store(&state{program: s.current.Load().program})
+	s.tell()
 	s.open(true)
 	s.client.reporter.Applied(s.name, s.held.version())
 }
@@ -275,6 +277,7 @@ func (s *Service) lost(err error) {
 		s.current.Store(&state{program: st.program, stale: true})
 	}
 	s.changed.Store(&now)
+	s.tell()
 }
 
 func (s *Service) open(fresh bool) {
@@ -310,5 +313,6 @@ func (s *Service) startFromDisk() {
 	s.held = held{snapshot: snapshot, where: "file " + kept.File}
 	s.changed.Store(&watchStatus{fromDisk: true, staleSince: kept.Saved})
 	s.current.Store(&state{program: program, stale: true})
+	s.tell()
 	s.open(false)
 }

@@ -200,7 +200,7 @@ func (p *Program) byFlag(i int, req *Request, facts *[maxFacts]fact, row *bucket
 	case hit.variant < 0 || p.variants[hit.variant].quarantined || v.pools[hit.variant] == nil:
 		// The flag named a variant that cannot serve: the next flag decides.
 		if trace != nil {
-			trace.flagUnusable(p, v, f, hit)
+			trace.flagUnusable(p, f, hit)
 		}
 	default:
 		res.Flag, res.Kind, res.Reason = int32(i), hit.kind, donav1.Reason_REASON_TARGETING_MATCH

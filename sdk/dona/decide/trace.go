@@ -124,16 +124,8 @@ func (t *Trace) flagMissed(f *flag, req *Request) {
 	t.add("flag "+f.key, "does not take the request: REASON_DEFAULT", f.cohort(req))
 }
 
-func (t *Trace) flagUnusable(p *Program, v *View, f *flag, h hit) {
-	name := f.name
-	if h.rule >= 0 {
-		name = f.rules[h.rule].name
-	}
-	why := "has no endpoint that may serve"
-	if h.variant >= 0 && p.variants[h.variant].quarantined {
-		why = "is quarantined"
-	}
-	t.add("flag "+f.key, fmt.Sprintf("gives %s, which %s: REASON_ERROR, the next flag decides", name, why))
+func (t *Trace) flagUnusable(p *Program, f *flag, h hit) {
+	t.add("flag "+f.key, fmt.Sprintf("gives %s, which %s: REASON_ERROR, the next flag decides", f.given(h), p.unusable(h)))
 }
 
 func (t *Trace) flagHit(p *Program, f *flag, h hit, req *Request) {

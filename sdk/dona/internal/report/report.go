@@ -122,6 +122,26 @@ func (r *Reporter) Decision(p *decide.Program, res *decide.Result, unit, id stri
 	r.rouse(at)
 }
 
+// noEndpoints stands for the endpoints of an evaluation that served nobody: nothing is
+// to be audited.
+var noEndpoints = &decide.View{}
+
+// Evaluation notes that a unit was exposed to one flag.
+func (r *Reporter) Evaluation(p *decide.Program, res *decide.FlagResult, unit string) {
+	e, at := r.ring().claim()
+	if e == nil {
+		return
+	}
+	e.program, e.view = p, noEndpoints
+	e.missed, e.endpoint, e.flag, e.reason, e.denied = 0, res.Endpoint, res.Index, uint8(res.Reason), false
+	if res.Endpoint < 0 && res.Index < 64 {
+		e.missed, e.flag = 1<<res.Index, -1
+	}
+	e.setUnit(unit)
+	e.turn.Store(at + 1)
+	r.rouse(at)
+}
+
 // Outcome notes how a call to an endpoint of p went.
 func (r *Reporter) Outcome(p *decide.Program, endpoint int32, o Outcome) {
 	e, at := r.ring().claim()

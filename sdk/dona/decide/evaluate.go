@@ -1,0 +1,87 @@
+package decide
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	donav1 "github.com/dodona-project/dodona/proto/dona/v1"
+	"github.com/dodona-project/dodona/sdk/dona/bucket"
+)
+
+// ErrNoFlag says that the snapshot has no flag of that name.
+var ErrNoFlag = errors.New("no such flag")
+
+// FlagResult is what one flag gives a request, whatever the flags before it give.
+type FlagResult struct {
+	Variant    string        // empty when the flag gives none that can serve
+	Reason     donav1.Reason // TARGETING_MATCH, SPLIT, DEFAULT, DISABLED or ERROR
+	Everyone   bool          // the flag has no rules and gives the variant at 100 percent
+	Why        string        // of REASON_ERROR
+	Broken     bool          // this client cannot follow the flag
+	Index      int32         // of the flag
+	Endpoint   int32         // one that has the variant; -1 without a variant
+	TypeErrors uint16        // as in Result
+}
+
+// EvaluateFlag evaluates one flag by the code of decisions. The error is ErrNoFlag or
+// bucket.ErrUnit. Safe for concurrent use.
+func (p *Program) EvaluateFlag(key string, req *Request) (FlagResult, error) {
+	res := FlagResult{Index: -1, Endpoint: -1}
+	if err := bucket.CheckUnit(req.Unit); err != nil {
+		return res, err
+	}
+	i, found := slices.BinarySearchFunc(p.flags, key, func(f flag, key string) int { return strings.Compare(f.key, key) })
+	if !found {
+		return res, ErrNoFlag
+	}
+	res.Index = int32(i)
+	f := &p.flags[i]
+	switch f.off {
+	case offDisabled:
+		res.Reason = donav1.Reason_REASON_DISABLED
+		return res, nil
+	case offBroken:
+		res.Reason, res.Why, res.Broken = donav1.Reason_REASON_ERROR, f.why, true
+		return res, nil
+	}
+	var facts [maxFacts]fact
+	p.facts(req.Attributes, &facts)
+	row := p.keys.Row(bucket.Prepare(req.Unit))
+	v := p.view(req.Regions, req.IngressRegions)
+	hit := p.evaluate(f, req, &facts, &row, &res.TypeErrors)
+	switch {
+	case hit.kind == KindNone:
+		res.Reason = donav1.Reason_REASON_DEFAULT
+		return res, nil
+	case hit.variant < 0 || p.variants[hit.variant].quarantined || v.pools[hit.variant] == nil:
+		res.Reason = donav1.Reason_REASON_ERROR
+		res.Why = fmt.Sprintf("its variant %s %s", f.given(hit), p.unusable(hit))
+		return res, nil
+	}
+	res.Reason = donav1.Reason_REASON_TARGETING_MATCH
+	if hit.kind == KindFlagRollout {
+		res.Reason = donav1.Reason_REASON_SPLIT
+	}
+	res.Variant = p.variants[hit.variant].name
+	res.Endpoint = v.pools[hit.variant].members[0]
+	res.Everyone = len(f.rules) == 0 && f.percent == 100
+	return res, nil
+}
+
+// given is the name of the variant that a flag gave.
+func (f *flag) given(h hit) string {
+	if h.rule >= 0 {
+		return f.rules[h.rule].name
+	}
+	return f.name
+}
+
+// unusable says why a flag's variant cannot serve.
+func (p *Program) unusable(h hit) string {
+	if h.variant >= 0 && p.variants[h.variant].quarantined {
+		return "is quarantined"
+	}
+	return "has no endpoint that may serve"
+}
