@@ -85,6 +85,12 @@ func (a *alarms) rewind(r snapshot.Rewind) {
 	}
 }
 
+// alarmList is what is wrong with this host's state, for its status.
+func (h *Host) alarmList() []string {
+	lines := append(h.rewound.list(), h.checks.Alarms()...)
+	return lines[:min(len(lines), maxAlarms)]
+}
+
 func (a *alarms) list() []string {
 	a.mu.Lock()
 	defer a.mu.Unlock()
