@@ -553,6 +553,41 @@ func TestSweep(t *testing.T) {
 	}
 }
 
+// A checker that is not there any more is forgotten after a while.
+func TestCheckersGo(t *testing.T) {
+	d := newDesk(t)
+	d.fleet.put("web", 1, "a")
+	d.look()
+	d.claim(check.Claim{Checker: "c1"})
+	d.advance(time.Minute)
+	d.claim(check.Claim{Checker: "c2"})
+	checkers := func() (ids []string) {
+		if err := d.store.View(context.Background(), func(tx store.ReadTx) error {
+			entries, err := tx.Scan("checker", 0, store.MaxScore, 0)
+			for _, e := range entries {
+				ids = append(ids, e.Member)
+			}
+			return err
+		}); err != nil {
+			t.Fatal(err)
+		}
+		return ids
+	}
+	if n := d.status("web").LiveCheckers; n != 1 || len(checkers()) != 2 {
+		t.Errorf("%d live checkers of %v", n, checkers())
+	}
+	for range 20 {
+		d.advance(time.Minute)
+		d.claim(check.Claim{Checker: "c2"})
+		if err := d.broker.Look(context.Background(), true); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if got := checkers(); !slices.Equal(got, []string{"c2"}) {
+		t.Errorf("checkers are %v", got)
+	}
+}
+
 // Health and schedule outlive the host.
 func TestRestart(t *testing.T) {
 	dir := t.TempDir() + "/data"

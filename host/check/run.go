@@ -41,7 +41,31 @@ func (b *Broker) Run(ctx context.Context) error {
 // Look does once what Run does at each tick. With all, scopes that did not change
 // are gone through too, so that a task that was lost comes back.
 func (b *Broker) Look(ctx context.Context, all bool) error {
-	return errors.Join(b.sync(ctx, all), b.judge(ctx))
+	var forgotten error
+	if all {
+		forgotten = b.forget(ctx)
+	}
+	return errors.Join(forgotten, b.sync(ctx, all), b.judge(ctx))
+}
+
+// forget removes the checkers that have not been there for a long time.
+func (b *Broker) forget(ctx context.Context) error {
+	return b.o.Store.Update(ctx, store.Soft, func(tx store.Tx) error {
+		past := tx.Now().Add(-10 * b.o.Rules.presence()).UnixMilli()
+		gone, err := tx.Scan(checkerIndex, 0, uint64(max(past, 0)), 0)
+		if err != nil {
+			return err
+		}
+		for _, e := range gone {
+			if err := tx.Delete(checkerKey(e.Member)); err != nil {
+				return err
+			}
+			if err := tx.IndexDelete(checkerIndex, e.Member); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
 }
 
 // sync makes tasks for new targets and removes those of targets that are gone.

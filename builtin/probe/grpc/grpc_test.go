@@ -20,6 +20,7 @@ import (
 
 	probe "github.com/dodona-project/dodona/builtin/probe/grpc"
 	"github.com/dodona-project/dodona/builtin/probe/internal/reach"
+	"github.com/dodona-project/dodona/builtin/probe/internal/talk"
 	controlplanev1 "github.com/dodona-project/dodona/proto/controlplane/v1"
 	pluginv1 "github.com/dodona-project/dodona/proto/plugin/v1"
 )
@@ -78,31 +79,11 @@ func TestCheck(t *testing.T) {
 	bare := serve(t, func(*grpc.Server) {})
 	silent := serve(t, func(s *grpc.Server) { grpc_health_v1.RegisterHealthServer(s, odd{silent: true}) })
 	loud := serve(t, func(s *grpc.Server) { grpc_health_v1.RegisterHealthServer(s, odd{}) })
-	talk := func(talk func(net.Conn)) string {
-		l, err := net.Listen("tcp", "127.0.0.1:0")
-		if err != nil {
-			t.Fatal(err)
-		}
-		done := make(chan struct{})
-		go func() {
-			defer close(done)
-			for {
-				c, err := l.Accept()
-				if err != nil {
-					return
-				}
-				talk(c)
-				_ = c.Close()
-			}
-		}()
-		t.Cleanup(func() { _ = l.Close(); <-done })
-		return l.Addr().String()
-	}
-	web := talk(func(c net.Conn) {
+	web, _ := talk.Serve(t, func(c net.Conn) {
 		_, _ = c.Read(make([]byte, 4096))
 		_, _ = io.WriteString(c, "HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n")
 	})
-	mute := talk(func(c net.Conn) { _, _ = io.Copy(io.Discard, c) })
+	mute, _ := talk.Serve(t, func(c net.Conn) { _, _ = io.Copy(io.Discard, c) })
 	for _, tc := range []struct {
 		name    string
 		config  probe.Config

@@ -22,6 +22,7 @@ import (
 
 	probe "github.com/dodona-project/dodona/builtin/probe/http"
 	"github.com/dodona-project/dodona/builtin/probe/internal/reach"
+	"github.com/dodona-project/dodona/builtin/probe/internal/talk"
 	controlplanev1 "github.com/dodona-project/dodona/proto/controlplane/v1"
 	pluginv1 "github.com/dodona-project/dodona/proto/plugin/v1"
 )
@@ -141,44 +142,6 @@ func TestAnswers(t *testing.T) {
 	}
 }
 
-// raw is a server that does with each connection what the test says.
-func raw(t *testing.T, talk func(c net.Conn)) string {
-	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		for {
-			c, err := l.Accept()
-			if err != nil {
-				return
-			}
-			_, _ = http.ReadRequest(bufio.NewReader(c))
-			talk(c)
-			_ = c.Close()
-		}
-	}()
-	t.Cleanup(func() { _ = l.Close(); <-done })
-	return l.Addr().String()
-}
-
-// write writes until the other side has enough, and returns how much that was.
-func write(c net.Conn, text string, pause time.Duration) (n int) {
-	for {
-		wrote, err := io.WriteString(c, text)
-		n += wrote
-		if err != nil {
-			return n
-		}
-		if pause > 0 {
-			time.Sleep(pause)
-		}
-	}
-}
-
 // Targets that never come to an end do not keep the probe: not longer than the
 // timeout, and not for more than it reads.
 func TestWithoutEnd(t *testing.T) {
@@ -186,45 +149,46 @@ func TestWithoutEnd(t *testing.T) {
 	chunk := strings.Repeat("x", 8<<10)
 	for _, tc := range []struct {
 		name   string
-		talk   func(c net.Conn) int
+		with   func(c net.Conn) int
 		config probe.Config
 		result controlplanev1.HealthObservation_Result
 		class  controlplanev1.ErrorClass
 		within time.Duration
 	}{
-		{"headers drip", func(c net.Conn) int { return write(c, "H", 20*time.Millisecond) }, probe.Config{}, failure, timeout, within},
+		{"headers drip", func(c net.Conn) int { return talk.Endless(c, "H", 20*time.Millisecond) }, probe.Config{}, failure, timeout, within},
 		{"header lines drip", func(c net.Conn) int {
 			_, _ = io.WriteString(c, "HTTP/1.1 200 OK\r\n")
-			return write(c, "A: b\r\n", 20*time.Millisecond)
+			return talk.Endless(c, "A: b\r\n", 20*time.Millisecond)
 		}, probe.Config{}, failure, timeout, within},
 		{"a body drips", func(c net.Conn) int {
 			_, _ = io.WriteString(c, "HTTP/1.1 200 OK\r\n\r\n")
-			return write(c, "b", 20*time.Millisecond)
+			return talk.Endless(c, "b", 20*time.Millisecond)
 		}, probe.Config{ExpectBody: "ready"}, failure, timeout, within},
 		{"a body drips and nobody reads it", func(c net.Conn) int {
 			_, _ = io.WriteString(c, "HTTP/1.1 200 OK\r\n\r\n")
-			return write(c, "b", 20*time.Millisecond)
+			return talk.Endless(c, "b", 20*time.Millisecond)
 		}, probe.Config{}, success, none, long},
 		{"a body without end", func(c net.Conn) int {
 			_, _ = io.WriteString(c, "HTTP/1.1 200 OK\r\n\r\n")
-			return write(c, chunk, 0)
+			return talk.Endless(c, chunk, 0)
 		}, probe.Config{ExpectBody: "ready"}, failure, protocol, long},
 		{"headers without end", func(c net.Conn) int {
 			_, _ = io.WriteString(c, "HTTP/1.1 200 OK\r\n")
-			return write(c, "A: "+chunk+"\r\n", 0)
+			return talk.Endless(c, "A: "+chunk+"\r\n", 0)
 		}, probe.Config{}, failure, protocol, long},
-		{"a status line without end", func(c net.Conn) int { return write(c, chunk, 0) }, probe.Config{}, failure, protocol, long},
+		{"a status line without end", func(c net.Conn) int { return talk.Endless(c, chunk, 0) }, probe.Config{}, failure, protocol, long},
 		{"interim answers without end", func(c net.Conn) int {
-			return write(c, "HTTP/1.1 103 Early Hints\r\nLink: </x>\r\n\r\n", 0)
+			return talk.Endless(c, "HTTP/1.1 103 Early Hints\r\nLink: </x>\r\n\r\n", 0)
 		}, probe.Config{}, failure, protocol, long},
 		{"silence", func(c net.Conn) int { _, _ = io.Copy(io.Discard, c); return 0 }, probe.Config{}, failure, timeout, within},
 		{"an end", func(net.Conn) int { return 0 }, probe.Config{}, failure, reset, long},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			sent := make(chan int, 1)
-			address := raw(t, func(c net.Conn) {
+			address, _ := talk.Serve(t, func(c net.Conn) {
+				_, _ = http.ReadRequest(bufio.NewReader(c))
 				select {
-				case sent <- tc.talk(c):
+				case sent <- tc.with(c):
 				default:
 				}
 			})

@@ -11,36 +11,13 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/dodona-project/dodona/builtin/probe/internal/reach"
+	"github.com/dodona-project/dodona/builtin/probe/internal/talk"
 	"github.com/dodona-project/dodona/builtin/probe/tcp"
 	controlplanev1 "github.com/dodona-project/dodona/proto/controlplane/v1"
 	pluginv1 "github.com/dodona-project/dodona/proto/plugin/v1"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
-
-// serve does with each connection what the test says.
-func serve(t *testing.T, talk func(c net.Conn)) (address string, stop func()) {
-	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		for {
-			c, err := l.Accept()
-			if err != nil {
-				return
-			}
-			talk(c)
-			_ = c.Close()
-		}
-	}()
-	stop = func() { _ = l.Close(); <-done }
-	t.Cleanup(stop)
-	return l.Addr().String(), stop
-}
 
 func check(t *testing.T, c tcp.Config, address string, within time.Duration) *pluginv1.CheckReply {
 	t.Helper()
@@ -59,21 +36,8 @@ func TestCheck(t *testing.T) {
 			time.Sleep(time.Millisecond)
 		}
 	}
-	endless := func(c net.Conn) {
-		for {
-			if _, err := io.WriteString(c, strings.Repeat("x", 4096)); err != nil {
-				return
-			}
-		}
-	}
-	drip := func(c net.Conn) {
-		for {
-			if _, err := io.WriteString(c, "x"); err != nil {
-				return
-			}
-			time.Sleep(20 * time.Millisecond)
-		}
-	}
+	endless := func(c net.Conn) { talk.Endless(c, strings.Repeat("x", 4096), 0) }
+	drip := func(c net.Conn) { talk.Endless(c, "x", 20*time.Millisecond) }
 	late := func(c net.Conn) {
 		_, _ = io.WriteString(c, strings.Repeat("x", reach.MaxBytes-2)+"+PONG")
 		_, _ = io.Copy(io.Discard, c)
@@ -100,13 +64,13 @@ func TestCheck(t *testing.T) {
 		{"one byte too late", late, tcp.Config{Expect: "+PONG", Allow: allow}, controlplanev1.ErrorClass_ERROR_CLASS_PROTOCOL, long},
 		{"hangs up", hangUp, tcp.Config{Expect: "+PONG", Allow: allow}, controlplanev1.ErrorClass_ERROR_CLASS_PROTOCOL, long},
 	} {
-		address, _ := serve(t, tc.talk)
+		address, _ := talk.Serve(t, tc.talk)
 		r := check(t, tc.config, address, tc.within)
 		if good := r.Result == controlplanev1.HealthObservation_RESULT_SUCCESS; good != (tc.class == 0) || r.ErrorClass != tc.class {
 			t.Errorf("%s: %v, want %v", tc.name, r, tc.class)
 		}
 	}
-	address, stop := serve(t, hangUp)
+	address, stop := talk.Serve(t, hangUp)
 	if r := check(t, tcp.Config{}, address, long); r.Result != controlplanev1.HealthObservation_RESULT_INCONCLUSIVE || r.ErrorClass != controlplanev1.ErrorClass_ERROR_CLASS_POLICY {
 		t.Errorf("loopback: %v", r)
 	}

@@ -19,6 +19,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/dodona-project/dodona/builtin/probe/internal/reach"
+	"github.com/dodona-project/dodona/builtin/probe/internal/talk"
 	probe "github.com/dodona-project/dodona/builtin/probe/tls"
 	controlplanev1 "github.com/dodona-project/dodona/proto/controlplane/v1"
 	pluginv1 "github.com/dodona-project/dodona/proto/plugin/v1"
@@ -48,34 +49,13 @@ func certificate(t *testing.T, from, until time.Duration) (tls.Certificate, stri
 	return tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key}, string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}))
 }
 
-func serve(t *testing.T, talk func(c net.Conn)) string {
-	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		for {
-			c, err := l.Accept()
-			if err != nil {
-				return
-			}
-			talk(c)
-			_ = c.Close()
-		}
-	}()
-	t.Cleanup(func() { _ = l.Close(); <-done })
-	return l.Addr().String()
-}
-
 func withCertificate(t *testing.T, cert tls.Certificate) string {
-	return serve(t, func(c net.Conn) {
+	address, _ := talk.Serve(t, func(c net.Conn) {
 		conn := tls.Server(c, &tls.Config{Certificates: []tls.Certificate{cert}})
 		_ = conn.Handshake()
 		_, _ = io.Copy(io.Discard, conn)
 	})
+	return address
 }
 
 func check(t *testing.T, c probe.Config, address string, within time.Duration) *pluginv1.CheckReply {
@@ -124,11 +104,7 @@ func TestCertificates(t *testing.T) {
 
 func TestBadServers(t *testing.T) {
 	endless := func(c net.Conn) {
-		for {
-			if _, err := io.WriteString(c, strings.Repeat("\x16\x03\x03\x00\x04\x02\x00\x00\x00", 500)); err != nil {
-				return
-			}
-		}
+		talk.Endless(c, strings.Repeat("\x16\x03\x03\x00\x04\x02\x00\x00\x00", 500), 0)
 	}
 	for _, tc := range []struct {
 		name   string
@@ -141,11 +117,12 @@ func TestBadServers(t *testing.T) {
 		{"hangs up", func(c net.Conn) { _, _ = c.Read(make([]byte, 4096)) }, controlplanev1.ErrorClass_ERROR_CLASS_RESET, 20 * time.Second},
 		{"without end", endless, controlplanev1.ErrorClass_ERROR_CLASS_TLS, 20 * time.Second},
 	} {
-		if r := check(t, probe.Config{}, serve(t, tc.talk), tc.within); r.Result != controlplanev1.HealthObservation_RESULT_FAILURE || r.ErrorClass != tc.class {
+		address, _ := talk.Serve(t, tc.talk)
+		if r := check(t, probe.Config{}, address, tc.within); r.Result != controlplanev1.HealthObservation_RESULT_FAILURE || r.ErrorClass != tc.class {
 			t.Errorf("%s: %v, want %v", tc.name, r, tc.class)
 		}
 	}
-	address := serve(t, func(net.Conn) { t.Error("connected") })
+	address, _ := talk.Serve(t, func(net.Conn) { t.Error("connected") })
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 	defer cancel()
 	if r := (probe.Probe{}).CheckWith(ctx, probe.Config{}, &pluginv1.CheckRequest{EndpointAddress: address}); r.Result != controlplanev1.HealthObservation_RESULT_INCONCLUSIVE {

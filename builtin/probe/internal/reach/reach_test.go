@@ -13,6 +13,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/dodona-project/dodona/builtin/probe/internal/reach"
+	"github.com/dodona-project/dodona/builtin/probe/internal/talk"
 	controlplanev1 "github.com/dodona-project/dodona/proto/controlplane/v1"
 )
 
@@ -63,24 +64,9 @@ func (n *names) LookupNetIP(context.Context, string, string) (all []netip.Addr, 
 
 func listen(t *testing.T) (address, port string) {
 	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		for {
-			c, err := l.Accept()
-			if err != nil {
-				return
-			}
-			_ = c.Close()
-		}
-	}()
-	t.Cleanup(func() { _ = l.Close(); <-done })
-	_, port, _ = net.SplitHostPort(l.Addr().String())
-	return l.Addr().String(), port
+	address, _ = talk.Serve(t, func(net.Conn) {})
+	_, port, _ = net.SplitHostPort(address)
+	return address, port
 }
 
 func dial(t *testing.T, d reach.Dialer, address string, within time.Duration) error {
