@@ -10,6 +10,10 @@ import (
 	"github.com/dodona-project/dodona/builtin/analysis/prometheus"
 	"github.com/dodona-project/dodona/builtin/analysis/sequential"
 	"github.com/dodona-project/dodona/builtin/analysis/webhook"
+	"github.com/dodona-project/dodona/builtin/probe/grpc"
+	"github.com/dodona-project/dodona/builtin/probe/http"
+	"github.com/dodona-project/dodona/builtin/probe/tcp"
+	"github.com/dodona-project/dodona/builtin/probe/tls"
 	"github.com/dodona-project/dodona/builtin/strategy/consistenthash"
 	"github.com/dodona-project/dodona/builtin/strategy/leastconnections"
 	"github.com/dodona-project/dodona/builtin/strategy/peakewma"
@@ -23,6 +27,13 @@ import (
 
 // version is that of every built-in: they are released with the host.
 const version = "0.1.0"
+
+// ProbeAllow is the environment variable that lets the built-in probes check
+// addresses that they refuse by default: loopback, link-local, metadata.
+const ProbeAllow = "PROBE_ALLOW"
+
+// probeCalls is how many checks a built-in probe makes at once.
+const probeCalls = 256
 
 // All returns the built-in plugins.
 func All() []*plugin.Plugin {
@@ -45,6 +56,14 @@ func All() []*plugin.Plugin {
 			plugin.Summary("a test of the error rate that may be looked at at every tick")),
 		plugin.AnalysisOf(webhook.Name, version, webhook.Analysis{}, plugin.OwnVerdict(),
 			plugin.Summary("an HTTP endpoint of one's own that measures or judges")),
+		plugin.ProbeOf(http.Name, version, http.Probe{}, plugin.MaxConcurrency(probeCalls),
+			plugin.Summary("a request that has to be answered with a good status")),
+		plugin.ProbeOf(tcp.Name, version, tcp.Probe{}, plugin.MaxConcurrency(probeCalls),
+			plugin.Summary("a connection that has to be taken")),
+		plugin.ProbeOf(grpc.Name, version, grpc.Probe{}, plugin.MaxConcurrency(probeCalls),
+			plugin.Summary("grpc.health.v1 has to say SERVING")),
+		plugin.ProbeOf(tls.Name, version, tls.Probe{}, plugin.MaxConcurrency(probeCalls),
+			plugin.Summary("a TLS handshake with a certificate that does not expire soon")),
 	}
 }
 

@@ -14,6 +14,8 @@
 //	rollout: every second, Step(state, evidence, now) ──▶ weights, quarantine ──▶ store
 //	             └─ Analyzer ──▶ plugins ──▶ analysis process (measures a signal)
 //	delivery: every second, Step(state, evidence, now) ──▶ weights, or the start of a rollout ──▶ store
+//	check: Judge(health of a service) ──▶ who leaves the snapshot, who comes back ──▶ store
+//	    └─ Checker ──claims, reports──▶ store; Prober ──▶ plugins ──▶ probe process (makes a check)
 //	service.Planner ─ Compiler ─▶ plugins ──▶ strategy process (compiles a plan) ──▶ store
 //
 // The packages, from the bottom up:
@@ -23,6 +25,8 @@
 //   - audit: the hash chain, appended in the transaction that acts
 //   - session: leases by stream and heartbeat, fences of reports
 //   - snapshot: versioned feeds to any number of watchers
+//   - check: which endpoints are well; tasks with leases, a pure Reduce and Judge,
+//     and this host's checker
 //   - service: endpoints, flags, weights, policy, plans, ingress, sharing; builds
 //     the snapshot
 //   - rollout: windows, the pure Step, the controller

@@ -25,6 +25,7 @@ import (
 
 	"github.com/dodona-project/dodona/host/api"
 	"github.com/dodona-project/dodona/host/audit"
+	"github.com/dodona-project/dodona/host/check"
 	"github.com/dodona-project/dodona/host/config"
 	"github.com/dodona-project/dodona/host/delivery"
 	"github.com/dodona-project/dodona/host/rollout"
@@ -60,6 +61,8 @@ type Host struct {
 	delivery *delivery.Controller
 	control  *api.ControlPlane
 	planner  *service.Planner
+	checks   *check.Broker
+	checker  *check.Checker
 	strategy *strategies
 	grpc     *grpc.Server
 	http     *http.Server
@@ -116,6 +119,13 @@ func (h *Host) wire() (err error) {
 	actions := audit.Guard(h.store) // what acts goes through here
 	h.plane = service.New(actions, h.ledger, h.id)
 	h.planner = service.NewPlanner(h.plane, h.strategy, h.log.Named("planner"))
+	h.checks = check.New(check.Options{
+		Store: h.store, Planes: map[string]check.Plane{service.CheckPlane: h.plane},
+		Rules:  check.DefaultRules(h.config.CheckInterval, h.config.CheckTimeout),
+		Logger: h.log.Named("checks"), Registerer: h.metrics,
+	})
+	probes := newProbes(h.plugins)
+	h.checker = check.NewChecker(h.checks, probes, "host-"+h.id)
 	h.sessions, err = session.New(session.Options{
 		Store: h.store, Plane: h.plane, PlaneName: "service", Host: h.id, Shared: h.shared(),
 		Heartbeat: h.config.Heartbeat, Restart: h.config.RestartGrace,
@@ -149,8 +159,8 @@ func (h *Host) wire() (err error) {
 	})
 	h.control = &api.ControlPlane{
 		Store: h.store, Audit: h.ledger, Plane: h.plane, Sessions: h.sessions, Feeds: h.feeds, Rollouts: h.rollouts, Delivery: h.delivery,
-		Reports:  service.NewReports(h.plane, h.rollouts, time.Now),
-		Strategy: h.strategy.check, Wall: time.Now, Stopping: h.stopping,
+		Reports: service.NewReports(h.plane, h.rollouts, time.Now),
+		Checks:  h.checks, Strategy: h.strategy.check, Probe: probes.check, Wall: time.Now, Stopping: h.stopping,
 	}
 	h.grpc, err = api.New(api.Options{
 		Dev: h.config.Dev, Health: h.health, Logger: h.log.Named("api"), Registerer: h.metrics,
@@ -164,7 +174,7 @@ func (h *Host) wire() (err error) {
 func (h *Host) admin() *api.HostAdmin {
 	return &api.HostAdmin{
 		HostID: h.id, Version: Version, Store: h.store, Actions: audit.Guard(h.store), Audit: h.ledger, Sessions: h.sessions,
-		Plugins: h.plugins, Alarms: h.alarms.list, Stopping: h.stopping, Operate: h.storeOperations(),
+		Plugins: h.plugins, Alarms: h.alarmList, Stopping: h.stopping, Operate: h.storeOperations(),
 	}
 }
 
@@ -212,6 +222,8 @@ func (h *Host) Run(ctx context.Context) error {
 	loop("deployments", h.delivery.Run)
 	loop("sharing", h.control.EndShutOut)
 	loop("planner", h.planner.Run)
+	loop("checks", h.checks.Run)
+	loop("checker", h.checker.Run)
 	loop("collector", h.collect)
 	loop("gap", h.closeGap)
 	loop("members", h.beMember)

@@ -89,6 +89,12 @@ func (a *alarms) add(line string) {
 	}
 }
 
+// alarmList is what is wrong with this host's state, for its status.
+func (h *Host) alarmList() []string {
+	lines := append(h.alarms.list(), h.checks.Alarms()...)
+	return lines[:min(len(lines), maxAlarms)]
+}
+
 func (a *alarms) list() []string {
 	a.mu.Lock()
 	defer a.mu.Unlock()

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strconv"
 	"strings"
@@ -15,12 +16,14 @@ import (
 
 	"github.com/dodona-project/dodona/builtin"
 	"github.com/dodona-project/dodona/host/audit"
+	"github.com/dodona-project/dodona/host/check"
 	"github.com/dodona-project/dodona/host/limits"
 	"github.com/dodona-project/dodona/host/refusal"
 	"github.com/dodona-project/dodona/host/service"
 	"github.com/dodona-project/dodona/host/store"
 	"github.com/dodona-project/dodona/plugins"
 	"github.com/dodona-project/dodona/plugins/external"
+	"github.com/dodona-project/dodona/plugins/probe"
 	"github.com/dodona-project/dodona/plugins/strategy"
 	"github.com/dodona-project/dodona/sdk/plugin"
 )
@@ -41,6 +44,9 @@ func (h *Host) newPlugins() (*plugins.Host, error) {
 			AddressSpace: p.AddressSpace,
 		}
 	}
+	if h.config.Dev {
+		allowLoopback(o)
+	}
 	if h.config.PluginDir == "" {
 		return plugins.New(o)
 	}
@@ -50,6 +56,26 @@ func (h *Host) newPlugins() (*plugins.Host, error) {
 	}
 	o.Catalog = dir
 	return plugins.New(o)
+}
+
+// allowLoopback lets the built-in probes check this machine, where the services of
+// a development host are, unless the configuration says what they may check.
+func allowLoopback(o plugins.Options) {
+	for _, b := range o.Builtins {
+		if kind, _ := plugins.KindOf(b.Kind()); kind == plugins.KindProbe {
+			id := plugins.ID{Kind: kind, Name: b.Name()}
+			c := o.Plugins[id]
+			if _, said := c.Env[builtin.ProbeAllow]; said {
+				continue
+			}
+			c.Env = maps.Clone(c.Env)
+			if c.Env == nil {
+				c.Env = map[string]string{}
+			}
+			c.Env[builtin.ProbeAllow] = "loopback"
+			o.Plugins[id] = c
+		}
+	}
 }
 
 // files are the plugins with settings that have to be files: those that are not
@@ -110,16 +136,44 @@ func (s *strategies) Compile(ctx context.Context, name string, config *structpb.
 
 // check judges the strategy that a policy names, and its config.
 func (s *strategies) check(ctx context.Context, name string, config *structpb.Struct) error {
-	err := s.facade.Validate(ctx, name, config)
+	return judged("strategy", name, s.facade.Validate(ctx, name, config))
+}
+
+// probes is the checker's way to probe plugins.
+type probes struct {
+	facade *probe.Facade
+	host   *plugins.Host
+}
+
+var _ check.Prober = (*probes)(nil)
+
+func newProbes(p *plugins.Host) *probes { return &probes{facade: probe.New(p), host: p} }
+
+func (p *probes) Check(ctx context.Context, name string, config *structpb.Struct, req *pluginv1.CheckRequest) (probe.Observation, error) {
+	// Started at its first use; until it is ready its checks are inconclusive.
+	if err := p.host.Ensure(plugins.KindProbe, name); err != nil {
+		return probe.Observation{}, err
+	}
+	return p.facade.Check(ctx, name, config, req)
+}
+
+// check judges the probe that a policy names, and its config.
+func (p *probes) check(ctx context.Context, name string, config *structpb.Struct) error {
+	return judged("probe", name, p.facade.Validate(ctx, name, config))
+}
+
+// judged turns what a facade says of a plugin of a kind and its config into a
+// refusal; nil stays nil.
+func judged(kind, name string, err error) error {
 	var bad *plugins.ConfigError
 	switch {
 	case err == nil:
 		return nil
 	case errors.Is(err, plugins.ErrUnknown):
-		return refusal.Field("strategy", "is %s: there is no such strategy plugin; dona plugin list shows those there are", limits.Quote(name))
+		return refusal.Field(kind, "is %s: there is no such %s plugin; dona plugin list shows those there are", limits.Quote(name), kind)
 	case errors.As(err, &bad):
-		return refusal.Field("strategy_config"+bad.Violations[0].Path, "is refused by %s: %s", name, bad.Violations[0].Message)
+		return refusal.Field(kind+"_config"+bad.Violations[0].Path, "is refused by %s: %s", name, bad.Violations[0].Message)
 	}
 	return &refusal.Error{Kind: refusal.Unavailable, Reason: "plugin", Cause: err,
-		Text: fmt.Sprintf("strategy plugin %s is away and was never seen, so its config cannot be checked; try again", name)}
+		Text: fmt.Sprintf("%s plugin %s is away and was never seen, so its config cannot be checked; try again", kind, name)}
 }

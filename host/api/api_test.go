@@ -28,6 +28,7 @@ import (
 
 	"github.com/dodona-project/dodona/host/api"
 	"github.com/dodona-project/dodona/host/audit"
+	"github.com/dodona-project/dodona/host/check"
 	"github.com/dodona-project/dodona/host/delivery"
 	"github.com/dodona-project/dodona/host/fsck"
 	"github.com/dodona-project/dodona/host/refusal"
@@ -126,6 +127,13 @@ func newEdge(t *testing.T, options ...option) *edge {
 	control := &api.ControlPlane{
 		Store: st, Audit: ledger, Plane: plane, Sessions: sessions, Feeds: feeds, Rollouts: rollouts, Delivery: deliveries,
 		Reports: service.NewReports(plane, rollouts, time.Now), Wall: time.Now, Stopping: stopping,
+		Checks: check.New(check.Options{Store: st, Planes: map[string]check.Plane{service.CheckPlane: plane}, Rules: check.DefaultRules(30*time.Second, 5*time.Second)}),
+		Probe: func(_ context.Context, name string, _ *structpb.Struct) error {
+			if name != "http" {
+				return refusal.Field("probe", "is unknown")
+			}
+			return nil
+		},
 		Strategy: func(_ context.Context, name string, _ *structpb.Struct) error {
 			if name != "round-robin" && name != "least-connections" {
 				return refusal.Field("strategy", "is unknown")

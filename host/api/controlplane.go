@@ -29,11 +29,19 @@ type ControlPlane struct {
 	Feeds    *snapshot.Feeds
 	Rollouts *rollout.Controller
 	Delivery *delivery.Controller
+	Checks   Checks
 	Strategy service.PluginCheck // judges a strategy plugin's name and config
+	Probe    service.PluginCheck // judges a probe plugin's name and config
 	Wall     Clock
 	Stopping <-chan struct{} // closed when streams have to move to another host
 
 	watches watches
+}
+
+// Checks knows the health of what is checked.
+type Checks interface {
+	// Status is nil when nothing of the scope is checked.
+	Status(tx store.ReadTx, plane, scope string) (*donav1.CheckStatus, error)
 }
 
 // WatchConfig streams a service's snapshots.
@@ -92,9 +100,9 @@ func (s *ControlPlane) SetFlag(ctx context.Context, req *donav1.SetFlagRequest) 
 	return &donav1.Empty{}, s.Plane.SetFlag(ctx, actor(ctx), req)
 }
 
-// SetServicePolicy changes residency and strategy.
+// SetServicePolicy changes residency, strategy and probe.
 func (s *ControlPlane) SetServicePolicy(ctx context.Context, req *donav1.SetServicePolicyRequest) (*donav1.Empty, error) {
-	return &donav1.Empty{}, s.Plane.SetPolicy(ctx, actor(ctx), req, s.Strategy)
+	return &donav1.Empty{}, s.Plane.SetPolicy(ctx, actor(ctx), req, s.Strategy, s.Probe)
 }
 
 // StartRollout starts a canary.

@@ -62,6 +62,9 @@ func (s *ControlPlane) status(ctx context.Context, name string, before *service.
 			return err
 		}
 		reply.PlanNote = plan.Note
+		if reply.Checks, err = s.Checks.Status(tx, service.CheckPlane, name); err != nil {
+			return err
+		}
 		seq, hash, err := s.Audit.Head(tx, name)
 		if err != nil {
 			return err

@@ -39,6 +39,9 @@ type Config struct {
 	Heartbeat    time.Duration // that endpoints are told
 	RestartGrace time.Duration // longest wait for remembered endpoints after a start
 
+	CheckInterval time.Duration // between two checks of an endpoint that is well
+	CheckTimeout  time.Duration // of one check
+
 	PluginDir     string
 	PluginBackoff Backoff
 	Plugins       map[string]Plugin // by "<kind>/<name>"
@@ -156,6 +159,12 @@ func Settings() []Setting {
 		{Key: "session.restart_grace", Flag: "restart-grace", Default: "10s",
 			Help: "longest wait after a start for the endpoints known before",
 			set:  duration(func(c *Config) *time.Duration { return &c.RestartGrace }, 0, 5*time.Minute)},
+		{Key: "checks.interval", Flag: "check-interval", Default: "30s",
+			Help: "between two checks of an endpoint that is well; a third of it while one is suspect, up to ten of it while one is out",
+			set:  duration(func(c *Config) *time.Duration { return &c.CheckInterval }, 100*time.Millisecond, time.Hour)},
+		{Key: "checks.timeout", Flag: "check-timeout", Default: "5s",
+			Help: "how long an endpoint has to answer a check",
+			set:  duration(func(c *Config) *time.Duration { return &c.CheckTimeout }, 10*time.Millisecond, time.Minute)},
 		{Key: "plugins.dir", Flag: "plugin-dir", Default: "",
 			Help: "directory of plugins that are files; with dev only, because files are not pinned yet",
 			set:  text(func(c *Config) *string { return &c.PluginDir })},

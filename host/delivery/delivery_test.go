@@ -295,7 +295,7 @@ func TestResidency(t *testing.T) {
 	w := newWorld(t)
 	w.endpoints("v1", "eu", 1)
 	w.endpoints("v2", "us", 1)
-	if err := w.plane.SetPolicy(w.ctx, "local:dev", &donav1.SetServicePolicyRequest{Service: svc, Residency: &donav1.ResidencyPolicy{AllowedRegions: []string{"eu"}}}, nil); err != nil {
+	if err := w.plane.SetPolicy(w.ctx, "local:dev", &donav1.SetServicePolicyRequest{Service: svc, Residency: &donav1.ResidencyPolicy{AllowedRegions: []string{"eu"}}}, nil, nil); err != nil {
 		t.Fatal(err)
 	}
 	w.start(deployment(w.release("2", "v2"), recreate, regions("us")))

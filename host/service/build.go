@@ -66,10 +66,10 @@ func (p *Plane) Build(tx store.ReadTx, service string, previous *Snapshot) (*Sna
 }
 
 func (s *Snapshot) readEndpoints(tx store.ReadTx, service string, previous *Snapshot) (err error) {
-	decode := func(rec store.Record) (*donav1.Endpoint, error) {
+	decode := func(rec store.Record) (*donav1.Endpoint, bool, error) {
 		var state statev1.EndpointState
 		err := proto.Unmarshal(rec.Value, &state)
-		return state.Endpoint, err
+		return state.Endpoint, !state.Out, err
 	}
 	key := func(id string) string { return endpointKey(service, id) }
 	s.endpoints, err = readItems(tx, endpointIndex(service), key, previous.endpoints, decode, digest.EndpointItem, &s.fresh)
@@ -91,9 +91,9 @@ func (s *Snapshot) readFlags(tx store.ReadTx, service string, previous *Snapshot
 }
 
 // readItems reads what an index lists, in order of the names' bytes, and takes
-// from before what did not change since. It adds to fresh the bytes that did.
+// from before what did not change since. What decode does not show is left out. It adds to fresh the bytes that did.
 func readItems[M proto.Message](tx store.ReadTx, index string, key func(id string) string, before []*item[M],
-	decode func(store.Record) (M, error), hash func(M) [digest.Size]byte, fresh *int) ([]*item[M], error) {
+	decode func(store.Record) (m M, shown bool, err error), hash func(M) [digest.Size]byte, fresh *int) ([]*item[M], error) {
 	entries, err := tx.Scan(index, 0, 0, 0) // sorts members of one score by bytes
 	if err != nil {
 		return nil, err
@@ -119,9 +119,12 @@ func readItems[M proto.Message](tx store.ReadTx, index string, key func(id strin
 			items = append(items, before[0])
 			continue
 		}
-		m, err := decode(rec)
+		m, shown, err := decode(rec)
 		if err != nil {
 			return nil, fmt.Errorf("%s: %w", id, err)
+		}
+		if !shown {
+			continue
 		}
 		*fresh += len(rec.Value)
 		items = append(items, &item[M]{id: id, version: rec.Version, message: m, hash: hash(m)})

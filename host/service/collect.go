@@ -57,8 +57,10 @@ func (p *Plane) collect(tx store.Tx, service string) (bool, error) {
 			return false, err
 		}
 	}
-	if err := tx.IndexDelete(servicesIndex, service); err != nil {
-		return false, err
+	for _, index := range []string{servicesIndex, probedIndex} {
+		if err := tx.IndexDelete(index, service); err != nil {
+			return false, err
+		}
 	}
 	var list statev1.ServiceList
 	if _, err := store.Load(tx, servicesKey, &list); err != nil {

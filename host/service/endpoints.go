@@ -45,6 +45,7 @@ func (p *Plane) Registered(tx store.Tx, lease, previous *statev1.Lease, payload 
 	if same {
 		next.RegisteredMs = old.RegisteredMs
 		next.Endpoint.LbWeight = old.Endpoint.LbWeight
+		next.Out = old.Out
 	}
 	next.Endpoint.LbWeight, err = p.weigh(tx, lease, next)
 	if err != nil {
@@ -59,7 +60,7 @@ func (p *Plane) Registered(tx store.Tx, lease, previous *statev1.Lease, payload 
 	} else if err := tx.IndexPut(endpointIndex(lease.Scope), lease.Id, 0); err != nil {
 		return err
 	}
-	if same && proto.Equal(old.Endpoint, next.Endpoint) && old.Draining == next.Draining {
+	if same && unseen(&old, next) {
 		return nil
 	}
 	if err := p.touch(tx, lease.Scope, endpointChange(was, next)); err != nil {
@@ -100,7 +101,7 @@ func (p *Plane) Beat(tx store.Tx, lease *statev1.Lease, payload proto.Message) e
 	if err := store.Save(tx, key, next); err != nil {
 		return err
 	}
-	if proto.Equal(old.Endpoint, next.Endpoint) && old.Draining == next.Draining {
+	if unseen(&old, next) {
 		return nil
 	}
 	return p.touch(tx, lease.Scope, endpointChange(&old, next))
@@ -154,19 +155,29 @@ func endpointChange(from, to *statev1.EndpointState) change {
 		c.bytes += endpointBytes(to.Endpoint)
 	}
 	// What clients must stop using soon, they hear of soon.
-	c.removal = from != nil && !from.Draining && (to == nil || to.Draining)
+	c.removal = live(from) && !live(to)
 	c.cell = func(head *statev1.ServiceHead) {
-		if from != nil && !from.Draining {
+		if live(from) {
 			if at := cell(head, from.Endpoint.Variant, from.Endpoint.Region); at.Live > 0 {
 				at.Live--
 			}
 		}
-		if to != nil && !to.Draining {
+		if live(to) {
 			cell(head, to.Endpoint.Variant, to.Endpoint.Region).Live++
 		}
 	}
 	return c
 }
+
+// unseen reports whether no snapshot shows a difference between two states of an
+// endpoint.
+func unseen(a, b *statev1.EndpointState) bool {
+	return a.Out && b.Out || a.Out == b.Out && a.Draining == b.Draining && proto.Equal(a.Endpoint, b.Endpoint)
+}
+
+// live reports whether an endpoint may be picked: it is there, does not drain, and
+// its checks do not keep it out.
+func live(e *statev1.EndpointState) bool { return e != nil && !e.Draining && !e.Out }
 
 // weigh computes an endpoint's lb_weight from its lease and what was reported of
 // its calls, and keeps the published one unless it moved enough.

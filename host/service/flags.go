@@ -185,11 +185,11 @@ func flagDetail(rule *donav1.FlagRule) map[string]string {
 }
 
 // decodeFlag reads a rule and says of which version it is.
-func decodeFlag(rec store.Record) (*donav1.FlagRule, error) {
+func decodeFlag(rec store.Record) (rule *donav1.FlagRule, shown bool, err error) {
 	var f statev1.FlagState
 	if err := proto.Unmarshal(rec.Value, &f); err != nil {
-		return nil, err
+		return nil, false, err
 	}
 	f.Rule.Version = rec.Version
-	return f.Rule, nil
+	return f.Rule, true, nil
 }

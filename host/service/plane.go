@@ -52,6 +52,7 @@ func New(st store.Store, log *audit.Log, hostID string) *Plane {
 const (
 	servicesIndex = "services"
 	servicesKey   = "services"
+	probedIndex   = "probed" // those whose policy has a probe
 )
 
 func headKey(service string) string            { return "svc/" + service + "/head" }

@@ -302,11 +302,11 @@ func (p *Plane) planJob(ctx context.Context, service string) (job *planJob, err 
 	return job, err
 }
 
-// candidate reads one endpoint as the strategy sees it; nil when it drains or
-// is gone. Endpoints of a service have no configured priority.
+// candidate reads one endpoint as the strategy sees it; nil when it drains, is
+// kept out or is gone. Endpoints of a service have no configured priority.
 func (p *Plane) candidate(tx store.ReadTx, service, id string) (*pluginv1.Candidate, error) {
 	var ep statev1.EndpointState
-	if version, err := store.Load(tx, endpointKey(service, id), &ep); err != nil || version == 0 || ep.Draining {
+	if version, err := store.Load(tx, endpointKey(service, id), &ep); err != nil || version == 0 || !live(&ep) {
 		return nil, err
 	}
 	var lease statev1.Lease

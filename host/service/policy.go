@@ -25,12 +25,17 @@ const DefaultStrategy = "least-connections"
 type PluginCheck func(ctx context.Context, name string, config *structpb.Struct) error
 
 // SetPolicy changes a service's policy: what the request leaves out stays. The
-// same policy again changes nothing and writes no entry. strategy checks the
-// strategy plugin and its config. Refusals: Invalid, Unavailable (a plugin that
+// same policy again changes nothing and writes no entry. strategy and probe check
+// those plugins and their configs. Refusals: Invalid, Unavailable (a plugin that
 // never answered is restarting).
-func (p *Plane) SetPolicy(ctx context.Context, actor string, req *donav1.SetServicePolicyRequest, strategy PluginCheck) error {
+func (p *Plane) SetPolicy(ctx context.Context, actor string, req *donav1.SetServicePolicyRequest, strategy, probe PluginCheck) error {
 	if err := checkPolicy(req); err != nil {
 		return err
+	}
+	if req.Probe != "" && req.Probe != noProbe || req.ProbeConfig != nil {
+		if err := p.checkProbe(ctx, req, probe); err != nil {
+			return err
+		}
 	}
 	if req.Strategy != "" && req.Strategy != "default" || req.StrategyConfig != nil {
 		if err := p.checkStrategy(ctx, req, strategy); err != nil {
@@ -44,11 +49,17 @@ func (p *Plane) SetPolicy(ctx context.Context, actor string, req *donav1.SetServ
 		}
 		next := proto.Clone(old).(*donav1.ServicePolicy)
 		merge(next, req)
+		if next.Probe == "" && next.ProbeConfig != nil {
+			return refusal.Field("probe_config", "is set without a probe: set probe too") // taken away meanwhile
+		}
 		changed := changedParts(old, next)
 		if len(changed) == 0 {
 			return nil
 		}
 		if err := store.Save(tx, policyKey(req.Service), &statev1.Policy{Policy: next}); err != nil {
+			return err
+		}
+		if err := p.listProbed(tx, req.Service, next.Probe != ""); err != nil {
 			return err
 		}
 		if err := p.touch(tx, req.Service, change{
@@ -88,6 +99,34 @@ func (p *Plane) checkStrategy(ctx context.Context, req *donav1.SetServicePolicyR
 	return strategy(ctx, name, req.StrategyConfig)
 }
 
+// noProbe asks for no checks.
+const noProbe = "none"
+
+// checkProbe checks a config against the probe that will take it: the one the
+// request names, else the one in force.
+func (p *Plane) checkProbe(ctx context.Context, req *donav1.SetServicePolicyRequest, probe PluginCheck) error {
+	name, config := req.Probe, req.ProbeConfig
+	if name == "" || config == nil {
+		var old *donav1.ServicePolicy
+		if err := p.store.View(ctx, func(tx store.ReadTx) (err error) {
+			old, err = p.Policy(tx, req.Service)
+			return err
+		}); err != nil {
+			return err
+		}
+		switch name {
+		case "":
+			name = old.Probe
+		case old.Probe:
+			config = old.ProbeConfig // stays, and so has to hold
+		}
+	}
+	if name == "" {
+		return refusal.Field("probe_config", "is set without a probe: set probe too")
+	}
+	return probe(ctx, name, config)
+}
+
 func checkPolicy(req *donav1.SetServicePolicyRequest) error {
 	if err := refusal.Check("service", limits.Service(req.GetService())); err != nil {
 		return err
@@ -119,12 +158,16 @@ func checkPolicy(req *donav1.SetServicePolicyRequest) error {
 	if n := proto.Size(req.StrategyConfig); n > limits.PluginConfigLen {
 		return refusal.Field("strategy_config", "has %d bytes: allowed are at most %d", n, limits.PluginConfigLen)
 	}
-	// No probe plugin exists yet, so none can be asked for.
-	if req.Probe != "" && req.Probe != "none" {
-		return refusal.Field("probe", "is %s: there is no such probe plugin; allowed is none", limits.Quote(req.Probe))
+	if req.Probe != "" {
+		if err := refusal.Check("probe", limits.Name(req.Probe)); err != nil {
+			return err
+		}
 	}
-	if req.ProbeConfig != nil {
-		return refusal.Field("probe_config", "is set without a probe")
+	if n := proto.Size(req.ProbeConfig); n > limits.PluginConfigLen {
+		return refusal.Field("probe_config", "has %d bytes: allowed are at most %d", n, limits.PluginConfigLen)
+	}
+	if req.Probe == noProbe && req.ProbeConfig != nil {
+		return refusal.Field("probe_config", "is set together with probe none: use one of them")
 	}
 	return nil
 }
@@ -161,8 +204,14 @@ func merge(policy *donav1.ServicePolicy, req *donav1.SetServicePolicyRequest) {
 	if req.StrategyConfig != nil {
 		policy.StrategyConfig = req.StrategyConfig
 	}
-	if req.Probe == "none" {
+	switch {
+	case req.Probe == noProbe:
 		policy.Probe, policy.ProbeConfig = "", nil
+	case req.Probe != "" && req.Probe != policy.Probe:
+		policy.Probe, policy.ProbeConfig = req.Probe, nil // as above
+	}
+	if req.ProbeConfig != nil {
+		policy.ProbeConfig = req.ProbeConfig
 	}
 }
 
@@ -178,6 +227,9 @@ func changedParts(old, next *donav1.ServicePolicy) (parts []string) {
 	}
 	if old.Probe != next.Probe {
 		parts = append(parts, "probe")
+	}
+	if !proto.Equal(old.ProbeConfig, next.ProbeConfig) {
+		parts = append(parts, "probe_config")
 	}
 	slices.SortFunc(parts, strings.Compare)
 	return parts

@@ -172,7 +172,7 @@ func TestNothingChanged(t *testing.T) {
 	all := map[string]func(){
 		"register": func() { w.register(beat("a", "v1", "eu")) },
 		"flag":     func() { must(t, w.setFlag(proto.Clone(rule).(*donav1.FlagRule))) },
-		"policy":   func() { must(t, w.plane.SetPolicy(context.Background(), "local:dev", policy, nil)) },
+		"policy":   func() { must(t, w.plane.SetPolicy(context.Background(), "local:dev", policy, nil, nil)) },
 		"weights":  func() { w.update(func(tx store.Tx) error { return w.plane.PutWeights(tx, "web", weights, "r1") }) },
 		"quarantine": func() {
 			w.update(func(tx store.Tx) error { return w.plane.Quarantine(tx, "web", "v3", "r1", "bad") })
@@ -247,7 +247,7 @@ func TestPolicyMerges(t *testing.T) {
 	}
 	set := func(req *donav1.SetServicePolicyRequest) error {
 		req.Service = "web"
-		return w.plane.SetPolicy(context.Background(), "local:dev", req, check)
+		return w.plane.SetPolicy(context.Background(), "local:dev", req, check, check)
 	}
 	config, _ := structpb.NewStruct(map[string]any{"choices": 3})
 	bad, _ := structpb.NewStruct(map[string]any{"bad": true})
@@ -279,13 +279,44 @@ func TestPolicyMerges(t *testing.T) {
 	must(t, set(&donav1.SetServicePolicyRequest{ClearResidency: true, Strategy: "default"}))
 	want = &donav1.ServicePolicy{}
 	expect("cleared")
+	must(t, set(&donav1.SetServicePolicyRequest{Probe: "http", ProbeConfig: config}))
+	want = &donav1.ServicePolicy{Probe: "http", ProbeConfig: config}
+	expect("a probe")
+	probed := func(want int) {
+		t.Helper()
+		w.view(func(tx store.ReadTx) error {
+			scopes, err := w.plane.Scopes(tx)
+			if err == nil && len(scopes) != want {
+				t.Errorf("probed services: %v, want %d", scopes, want)
+			}
+			return err
+		})
+	}
+	probed(1)
+	if err := set(&donav1.SetServicePolicyRequest{ProbeConfig: bad}); asked != "http" || !refusal.Is(err, refusal.Invalid) {
+		t.Errorf("a bad config of the probe in force, checked by %q: %v", asked, err)
+	}
+	must(t, set(&donav1.SetServicePolicyRequest{Probe: "tcp"}))
+	want = &donav1.ServicePolicy{Probe: "tcp"}
+	expect("another probe takes no other's config")
+	must(t, set(&donav1.SetServicePolicyRequest{ProbeConfig: config}))
+	must(t, set(&donav1.SetServicePolicyRequest{Probe: "tcp"}))
+	want.ProbeConfig = config
+	expect("the same probe keeps its config")
+	must(t, set(&donav1.SetServicePolicyRequest{Probe: "none"}))
+	want = &donav1.ServicePolicy{}
+	expect("no probe")
+	probed(0)
 	for name, req := range map[string]*donav1.SetServicePolicyRequest{
 		"nothing to change": {},
 		"both":              {ClearResidency: true, Residency: &donav1.ResidencyPolicy{AllowedRegions: []string{"eu"}}},
 		"no regions":        {Residency: &donav1.ResidencyPolicy{}},
 		"region twice":      {Residency: &donav1.ResidencyPolicy{AllowedRegions: []string{"eu", "eu"}}},
 		"region name":       {Residency: &donav1.ResidencyPolicy{AllowedRegions: []string{"e u"}}},
-		"an unknown probe":  {Probe: "http"},
+		"a bad probe":       {Probe: "http", ProbeConfig: bad},
+		"a probe's name":    {Probe: "ht tp"},
+		"none and a config": {Probe: "none", ProbeConfig: config},
+		"a huge config":     {Probe: "http", ProbeConfig: huge()},
 		"a config of none":  {ProbeConfig: config},
 		"65 regions":        {Residency: &donav1.ResidencyPolicy{AllowedRegions: many(65)}},
 		"a long strategy":   {Strategy: strings.Repeat("s", 129)},
@@ -298,6 +329,11 @@ func TestPolicyMerges(t *testing.T) {
 			t.Errorf("%s: refused and moved the version", name)
 		}
 	}
+}
+
+func huge() *structpb.Struct {
+	s, _ := structpb.NewStruct(map[string]any{"x": strings.Repeat("x", limits.PluginConfigLen)})
+	return s
 }
 
 func many(n int) (all []string) {
@@ -482,7 +518,7 @@ func (w *world) history(tb testing.TB, n int, choose func(step int) int) {
 			if step%3 == 0 {
 				req = &donav1.SetServicePolicyRequest{Service: "web", ClearResidency: true}
 			}
-			must(tb, w.plane.SetPolicy(ctx, "local:dev", req, nil))
+			must(tb, w.plane.SetPolicy(ctx, "local:dev", req, nil, nil))
 		case 9:
 			// As the planner does, though not in one transaction: for services that are there.
 			if w.version() == 0 {
@@ -628,7 +664,7 @@ func TestUrgent(t *testing.T) {
 		{"a flag", func() { must(t, w.setFlag(&donav1.FlagRule{Service: "web", Flag: "f"})) }, "change"},
 		{"residency", func() {
 			must(t, w.plane.SetPolicy(context.Background(), "local:dev", &donav1.SetServicePolicyRequest{Service: "web",
-				Residency: &donav1.ResidencyPolicy{AllowedRegions: []string{"eu"}}}, nil))
+				Residency: &donav1.ResidencyPolicy{AllowedRegions: []string{"eu"}}}, nil, nil))
 		}, "urgent"},
 		{"quarantine", func() { w.update(func(tx store.Tx) error { return w.plane.Quarantine(tx, "web", "v2", "r", "bad") }) }, "urgent"},
 		{"draining", func() {

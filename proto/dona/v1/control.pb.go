@@ -614,6 +614,58 @@ func (Deployment_State) EnumDescriptor() ([]byte, []int) {
 	return file_dona_v1_control_proto_rawDescGZIP(), []int{28, 0}
 }
 
+type EndpointHealth_State int32
+
+const (
+	EndpointHealth_STATE_UNSPECIFIED EndpointHealth_State = 0 // not checked yet: stays in the snapshot
+	EndpointHealth_STATE_AVAILABLE   EndpointHealth_State = 1
+	EndpointHealth_STATE_SUSPECT     EndpointHealth_State = 2 // failed, but not often enough; stays in the snapshot
+	EndpointHealth_STATE_UNHEALTHY   EndpointHealth_State = 3
+)
+
+// Enum value maps for EndpointHealth_State.
+var (
+	EndpointHealth_State_name = map[int32]string{
+		0: "STATE_UNSPECIFIED",
+		1: "STATE_AVAILABLE",
+		2: "STATE_SUSPECT",
+		3: "STATE_UNHEALTHY",
+	}
+	EndpointHealth_State_value = map[string]int32{
+		"STATE_UNSPECIFIED": 0,
+		"STATE_AVAILABLE":   1,
+		"STATE_SUSPECT":     2,
+		"STATE_UNHEALTHY":   3,
+	}
+)
+
+func (x EndpointHealth_State) Enum() *EndpointHealth_State {
+	p := new(EndpointHealth_State)
+	*p = x
+	return p
+}
+
+func (x EndpointHealth_State) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (EndpointHealth_State) Descriptor() protoreflect.EnumDescriptor {
+	return file_dona_v1_control_proto_enumTypes[10].Descriptor()
+}
+
+func (EndpointHealth_State) Type() protoreflect.EnumType {
+	return &file_dona_v1_control_proto_enumTypes[10]
+}
+
+func (x EndpointHealth_State) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use EndpointHealth_State.Descriptor instead.
+func (EndpointHealth_State) EnumDescriptor() ([]byte, []int) {
+	return file_dona_v1_control_proto_rawDescGZIP(), []int{35, 0}
+}
+
 type Empty struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	unknownFields protoimpl.UnknownFields
@@ -3477,6 +3529,7 @@ type StatusReply struct {
 	Exposures     []*ExposureCount       `protobuf:"bytes,10,rep,name=exposures,proto3" json:"exposures,omitempty"` // rolling window
 	Policy        *ServicePolicy         `protobuf:"bytes,11,opt,name=policy,proto3" json:"policy,omitempty"`
 	PlanNote      string                 `protobuf:"bytes,12,opt,name=plan_note,json=planNote,proto3" json:"plan_note,omitempty"` // why this plan: accepted, last good, fallback
+	Checks        *CheckStatus           `protobuf:"bytes,13,opt,name=checks,proto3" json:"checks,omitempty"`                     // absent when the endpoints are not checked
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3595,6 +3648,190 @@ func (x *StatusReply) GetPlanNote() string {
 	return ""
 }
 
+func (x *StatusReply) GetChecks() *CheckStatus {
+	if x != nil {
+		return x.Checks
+	}
+	return nil
+}
+
+// What the checks of a service's endpoints say.
+type CheckStatus struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Endpoints     []*EndpointHealth      `protobuf:"bytes,1,rep,name=endpoints,proto3" json:"endpoints,omitempty"`                            // by id, those out of the snapshot too
+	Alarm         string                 `protobuf:"bytes,2,opt,name=alarm,proto3" json:"alarm,omitempty"`                                    // why endpoints that failed stay in the snapshot; empty = no alarm
+	LiveCheckers  uint32                 `protobuf:"varint,3,opt,name=live_checkers,json=liveCheckers,proto3" json:"live_checkers,omitempty"` // that can run the probe
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CheckStatus) Reset() {
+	*x = CheckStatus{}
+	mi := &file_dona_v1_control_proto_msgTypes[34]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CheckStatus) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CheckStatus) ProtoMessage() {}
+
+func (x *CheckStatus) ProtoReflect() protoreflect.Message {
+	mi := &file_dona_v1_control_proto_msgTypes[34]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CheckStatus.ProtoReflect.Descriptor instead.
+func (*CheckStatus) Descriptor() ([]byte, []int) {
+	return file_dona_v1_control_proto_rawDescGZIP(), []int{34}
+}
+
+func (x *CheckStatus) GetEndpoints() []*EndpointHealth {
+	if x != nil {
+		return x.Endpoints
+	}
+	return nil
+}
+
+func (x *CheckStatus) GetAlarm() string {
+	if x != nil {
+		return x.Alarm
+	}
+	return ""
+}
+
+func (x *CheckStatus) GetLiveCheckers() uint32 {
+	if x != nil {
+		return x.LiveCheckers
+	}
+	return 0
+}
+
+type EndpointHealth struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	EndpointId    string                 `protobuf:"bytes,1,opt,name=endpoint_id,json=endpointId,proto3" json:"endpoint_id,omitempty"`
+	State         EndpointHealth_State   `protobuf:"varint,2,opt,name=state,proto3,enum=dona.v1.EndpointHealth_State" json:"state,omitempty"`
+	Out           bool                   `protobuf:"varint,3,opt,name=out,proto3" json:"out,omitempty"`                                            // left the snapshot
+	Reason        string                 `protobuf:"bytes,4,opt,name=reason,proto3" json:"reason,omitempty"`                                       // what the newest check saw
+	CheckedUnixMs int64                  `protobuf:"varint,5,opt,name=checked_unix_ms,json=checkedUnixMs,proto3" json:"checked_unix_ms,omitempty"` // when, by the store's clock; 0 = never
+	FailingUnixMs int64                  `protobuf:"varint,6,opt,name=failing_unix_ms,json=failingUnixMs,proto3" json:"failing_unix_ms,omitempty"` // first failure of the present run; 0 = not failing
+	Failures      uint32                 `protobuf:"varint,7,opt,name=failures,proto3" json:"failures,omitempty"`                                  // in a row
+	Address       string                 `protobuf:"bytes,8,opt,name=address,proto3" json:"address,omitempty"`
+	Variant       string                 `protobuf:"bytes,9,opt,name=variant,proto3" json:"variant,omitempty"`
+	Region        string                 `protobuf:"bytes,10,opt,name=region,proto3" json:"region,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *EndpointHealth) Reset() {
+	*x = EndpointHealth{}
+	mi := &file_dona_v1_control_proto_msgTypes[35]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *EndpointHealth) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*EndpointHealth) ProtoMessage() {}
+
+func (x *EndpointHealth) ProtoReflect() protoreflect.Message {
+	mi := &file_dona_v1_control_proto_msgTypes[35]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use EndpointHealth.ProtoReflect.Descriptor instead.
+func (*EndpointHealth) Descriptor() ([]byte, []int) {
+	return file_dona_v1_control_proto_rawDescGZIP(), []int{35}
+}
+
+func (x *EndpointHealth) GetEndpointId() string {
+	if x != nil {
+		return x.EndpointId
+	}
+	return ""
+}
+
+func (x *EndpointHealth) GetState() EndpointHealth_State {
+	if x != nil {
+		return x.State
+	}
+	return EndpointHealth_STATE_UNSPECIFIED
+}
+
+func (x *EndpointHealth) GetOut() bool {
+	if x != nil {
+		return x.Out
+	}
+	return false
+}
+
+func (x *EndpointHealth) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
+func (x *EndpointHealth) GetCheckedUnixMs() int64 {
+	if x != nil {
+		return x.CheckedUnixMs
+	}
+	return 0
+}
+
+func (x *EndpointHealth) GetFailingUnixMs() int64 {
+	if x != nil {
+		return x.FailingUnixMs
+	}
+	return 0
+}
+
+func (x *EndpointHealth) GetFailures() uint32 {
+	if x != nil {
+		return x.Failures
+	}
+	return 0
+}
+
+func (x *EndpointHealth) GetAddress() string {
+	if x != nil {
+		return x.Address
+	}
+	return ""
+}
+
+func (x *EndpointHealth) GetVariant() string {
+	if x != nil {
+		return x.Variant
+	}
+	return ""
+}
+
+func (x *EndpointHealth) GetRegion() string {
+	if x != nil {
+		return x.Region
+	}
+	return ""
+}
+
 type ServicePolicy struct {
 	state          protoimpl.MessageState `protogen:"open.v1"`
 	Residency      *ResidencyPolicy       `protobuf:"bytes,1,opt,name=residency,proto3" json:"residency,omitempty"`
@@ -3608,7 +3845,7 @@ type ServicePolicy struct {
 
 func (x *ServicePolicy) Reset() {
 	*x = ServicePolicy{}
-	mi := &file_dona_v1_control_proto_msgTypes[34]
+	mi := &file_dona_v1_control_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3620,7 +3857,7 @@ func (x *ServicePolicy) String() string {
 func (*ServicePolicy) ProtoMessage() {}
 
 func (x *ServicePolicy) ProtoReflect() protoreflect.Message {
-	mi := &file_dona_v1_control_proto_msgTypes[34]
+	mi := &file_dona_v1_control_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3633,7 +3870,7 @@ func (x *ServicePolicy) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ServicePolicy.ProtoReflect.Descriptor instead.
 func (*ServicePolicy) Descriptor() ([]byte, []int) {
-	return file_dona_v1_control_proto_rawDescGZIP(), []int{34}
+	return file_dona_v1_control_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *ServicePolicy) GetResidency() *ResidencyPolicy {
@@ -3684,7 +3921,7 @@ type ExposureCount struct {
 
 func (x *ExposureCount) Reset() {
 	*x = ExposureCount{}
-	mi := &file_dona_v1_control_proto_msgTypes[35]
+	mi := &file_dona_v1_control_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3696,7 +3933,7 @@ func (x *ExposureCount) String() string {
 func (*ExposureCount) ProtoMessage() {}
 
 func (x *ExposureCount) ProtoReflect() protoreflect.Message {
-	mi := &file_dona_v1_control_proto_msgTypes[35]
+	mi := &file_dona_v1_control_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3709,7 +3946,7 @@ func (x *ExposureCount) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExposureCount.ProtoReflect.Descriptor instead.
 func (*ExposureCount) Descriptor() ([]byte, []int) {
-	return file_dona_v1_control_proto_rawDescGZIP(), []int{35}
+	return file_dona_v1_control_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *ExposureCount) GetFlag() string {
@@ -3759,7 +3996,7 @@ type WatcherSummary struct {
 
 func (x *WatcherSummary) Reset() {
 	*x = WatcherSummary{}
-	mi := &file_dona_v1_control_proto_msgTypes[36]
+	mi := &file_dona_v1_control_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3771,7 +4008,7 @@ func (x *WatcherSummary) String() string {
 func (*WatcherSummary) ProtoMessage() {}
 
 func (x *WatcherSummary) ProtoReflect() protoreflect.Message {
-	mi := &file_dona_v1_control_proto_msgTypes[36]
+	mi := &file_dona_v1_control_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3784,7 +4021,7 @@ func (x *WatcherSummary) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatcherSummary.ProtoReflect.Descriptor instead.
 func (*WatcherSummary) Descriptor() ([]byte, []int) {
-	return file_dona_v1_control_proto_rawDescGZIP(), []int{36}
+	return file_dona_v1_control_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *WatcherSummary) GetConnected() uint32 {
@@ -3827,7 +4064,7 @@ type Ingress struct {
 
 func (x *Ingress) Reset() {
 	*x = Ingress{}
-	mi := &file_dona_v1_control_proto_msgTypes[37]
+	mi := &file_dona_v1_control_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3839,7 +4076,7 @@ func (x *Ingress) String() string {
 func (*Ingress) ProtoMessage() {}
 
 func (x *Ingress) ProtoReflect() protoreflect.Message {
-	mi := &file_dona_v1_control_proto_msgTypes[37]
+	mi := &file_dona_v1_control_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3852,7 +4089,7 @@ func (x *Ingress) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Ingress.ProtoReflect.Descriptor instead.
 func (*Ingress) Descriptor() ([]byte, []int) {
-	return file_dona_v1_control_proto_rawDescGZIP(), []int{37}
+	return file_dona_v1_control_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *Ingress) GetService() string {
@@ -3894,7 +4131,7 @@ type SharedService struct {
 
 func (x *SharedService) Reset() {
 	*x = SharedService{}
-	mi := &file_dona_v1_control_proto_msgTypes[38]
+	mi := &file_dona_v1_control_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3906,7 +4143,7 @@ func (x *SharedService) String() string {
 func (*SharedService) ProtoMessage() {}
 
 func (x *SharedService) ProtoReflect() protoreflect.Message {
-	mi := &file_dona_v1_control_proto_msgTypes[38]
+	mi := &file_dona_v1_control_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3919,7 +4156,7 @@ func (x *SharedService) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SharedService.ProtoReflect.Descriptor instead.
 func (*SharedService) Descriptor() ([]byte, []int) {
-	return file_dona_v1_control_proto_rawDescGZIP(), []int{38}
+	return file_dona_v1_control_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *SharedService) GetService() string {
@@ -3952,7 +4189,7 @@ type ListArtifactsRequest struct {
 
 func (x *ListArtifactsRequest) Reset() {
 	*x = ListArtifactsRequest{}
-	mi := &file_dona_v1_control_proto_msgTypes[39]
+	mi := &file_dona_v1_control_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3964,7 +4201,7 @@ func (x *ListArtifactsRequest) String() string {
 func (*ListArtifactsRequest) ProtoMessage() {}
 
 func (x *ListArtifactsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dona_v1_control_proto_msgTypes[39]
+	mi := &file_dona_v1_control_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3977,7 +4214,7 @@ func (x *ListArtifactsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListArtifactsRequest.ProtoReflect.Descriptor instead.
 func (*ListArtifactsRequest) Descriptor() ([]byte, []int) {
-	return file_dona_v1_control_proto_rawDescGZIP(), []int{39}
+	return file_dona_v1_control_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *ListArtifactsRequest) GetService() string {
@@ -3996,7 +4233,7 @@ type ListArtifactsReply struct {
 
 func (x *ListArtifactsReply) Reset() {
 	*x = ListArtifactsReply{}
-	mi := &file_dona_v1_control_proto_msgTypes[40]
+	mi := &file_dona_v1_control_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4008,7 +4245,7 @@ func (x *ListArtifactsReply) String() string {
 func (*ListArtifactsReply) ProtoMessage() {}
 
 func (x *ListArtifactsReply) ProtoReflect() protoreflect.Message {
-	mi := &file_dona_v1_control_proto_msgTypes[40]
+	mi := &file_dona_v1_control_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4021,7 +4258,7 @@ func (x *ListArtifactsReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListArtifactsReply.ProtoReflect.Descriptor instead.
 func (*ListArtifactsReply) Descriptor() ([]byte, []int) {
-	return file_dona_v1_control_proto_rawDescGZIP(), []int{40}
+	return file_dona_v1_control_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *ListArtifactsReply) GetArtifacts() []*Artifact {
@@ -4040,7 +4277,7 @@ type ListReleasesRequest struct {
 
 func (x *ListReleasesRequest) Reset() {
 	*x = ListReleasesRequest{}
-	mi := &file_dona_v1_control_proto_msgTypes[41]
+	mi := &file_dona_v1_control_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4052,7 +4289,7 @@ func (x *ListReleasesRequest) String() string {
 func (*ListReleasesRequest) ProtoMessage() {}
 
 func (x *ListReleasesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dona_v1_control_proto_msgTypes[41]
+	mi := &file_dona_v1_control_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4065,7 +4302,7 @@ func (x *ListReleasesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListReleasesRequest.ProtoReflect.Descriptor instead.
 func (*ListReleasesRequest) Descriptor() ([]byte, []int) {
-	return file_dona_v1_control_proto_rawDescGZIP(), []int{41}
+	return file_dona_v1_control_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *ListReleasesRequest) GetService() string {
@@ -4084,7 +4321,7 @@ type ListReleasesReply struct {
 
 func (x *ListReleasesReply) Reset() {
 	*x = ListReleasesReply{}
-	mi := &file_dona_v1_control_proto_msgTypes[42]
+	mi := &file_dona_v1_control_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4096,7 +4333,7 @@ func (x *ListReleasesReply) String() string {
 func (*ListReleasesReply) ProtoMessage() {}
 
 func (x *ListReleasesReply) ProtoReflect() protoreflect.Message {
-	mi := &file_dona_v1_control_proto_msgTypes[42]
+	mi := &file_dona_v1_control_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4109,7 +4346,7 @@ func (x *ListReleasesReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListReleasesReply.ProtoReflect.Descriptor instead.
 func (*ListReleasesReply) Descriptor() ([]byte, []int) {
-	return file_dona_v1_control_proto_rawDescGZIP(), []int{42}
+	return file_dona_v1_control_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *ListReleasesReply) GetReleases() []*Release {
@@ -4127,7 +4364,7 @@ type ListServicesRequest struct {
 
 func (x *ListServicesRequest) Reset() {
 	*x = ListServicesRequest{}
-	mi := &file_dona_v1_control_proto_msgTypes[43]
+	mi := &file_dona_v1_control_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4139,7 +4376,7 @@ func (x *ListServicesRequest) String() string {
 func (*ListServicesRequest) ProtoMessage() {}
 
 func (x *ListServicesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dona_v1_control_proto_msgTypes[43]
+	mi := &file_dona_v1_control_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4152,7 +4389,7 @@ func (x *ListServicesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListServicesRequest.ProtoReflect.Descriptor instead.
 func (*ListServicesRequest) Descriptor() ([]byte, []int) {
-	return file_dona_v1_control_proto_rawDescGZIP(), []int{43}
+	return file_dona_v1_control_proto_rawDescGZIP(), []int{45}
 }
 
 type ListServicesReply struct {
@@ -4164,7 +4401,7 @@ type ListServicesReply struct {
 
 func (x *ListServicesReply) Reset() {
 	*x = ListServicesReply{}
-	mi := &file_dona_v1_control_proto_msgTypes[44]
+	mi := &file_dona_v1_control_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4176,7 +4413,7 @@ func (x *ListServicesReply) String() string {
 func (*ListServicesReply) ProtoMessage() {}
 
 func (x *ListServicesReply) ProtoReflect() protoreflect.Message {
-	mi := &file_dona_v1_control_proto_msgTypes[44]
+	mi := &file_dona_v1_control_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4189,7 +4426,7 @@ func (x *ListServicesReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListServicesReply.ProtoReflect.Descriptor instead.
 func (*ListServicesReply) Descriptor() ([]byte, []int) {
-	return file_dona_v1_control_proto_rawDescGZIP(), []int{44}
+	return file_dona_v1_control_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *ListServicesReply) GetServices() []string {
@@ -4213,7 +4450,7 @@ type AttestationRequest struct {
 
 func (x *AttestationRequest) Reset() {
 	*x = AttestationRequest{}
-	mi := &file_dona_v1_control_proto_msgTypes[45]
+	mi := &file_dona_v1_control_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4225,7 +4462,7 @@ func (x *AttestationRequest) String() string {
 func (*AttestationRequest) ProtoMessage() {}
 
 func (x *AttestationRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dona_v1_control_proto_msgTypes[45]
+	mi := &file_dona_v1_control_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4238,7 +4475,7 @@ func (x *AttestationRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AttestationRequest.ProtoReflect.Descriptor instead.
 func (*AttestationRequest) Descriptor() ([]byte, []int) {
-	return file_dona_v1_control_proto_rawDescGZIP(), []int{45}
+	return file_dona_v1_control_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *AttestationRequest) GetService() string {
@@ -4294,7 +4531,7 @@ type AttestationReply struct {
 
 func (x *AttestationReply) Reset() {
 	*x = AttestationReply{}
-	mi := &file_dona_v1_control_proto_msgTypes[46]
+	mi := &file_dona_v1_control_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4306,7 +4543,7 @@ func (x *AttestationReply) String() string {
 func (*AttestationReply) ProtoMessage() {}
 
 func (x *AttestationReply) ProtoReflect() protoreflect.Message {
-	mi := &file_dona_v1_control_proto_msgTypes[46]
+	mi := &file_dona_v1_control_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4319,7 +4556,7 @@ func (x *AttestationReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AttestationReply.ProtoReflect.Descriptor instead.
 func (*AttestationReply) Descriptor() ([]byte, []int) {
-	return file_dona_v1_control_proto_rawDescGZIP(), []int{46}
+	return file_dona_v1_control_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *AttestationReply) GetReportJson() []byte {
@@ -4692,7 +4929,7 @@ const file_dona_v1_control_proto_rawDesc = "" +
 	"\fprobe_config\x18\x06 \x01(\v2\x17.google.protobuf.StructR\vprobeConfig\x12'\n" +
 	"\x0fclear_residency\x18\a \x01(\bR\x0eclearResidency\",\n" +
 	"\x10GetStatusRequest\x12\x18\n" +
-	"\aservice\x18\x01 \x01(\tR\aservice\"\xb2\x04\n" +
+	"\aservice\x18\x01 \x01(\tR\aservice\"\xe0\x04\n" +
 	"\vStatusReply\x12/\n" +
 	"\x06config\x18\x01 \x01(\v2\x17.dona.v1.ConfigSnapshotR\x06config\x120\n" +
 	"\arollout\x18\x02 \x01(\v2\x16.dona.v1.RolloutStatusR\arollout\x12+\n" +
@@ -4707,7 +4944,30 @@ const file_dona_v1_control_proto_rawDesc = "" +
 	"\texposures\x18\n" +
 	" \x03(\v2\x16.dona.v1.ExposureCountR\texposures\x12.\n" +
 	"\x06policy\x18\v \x01(\v2\x16.dona.v1.ServicePolicyR\x06policy\x12\x1b\n" +
-	"\tplan_note\x18\f \x01(\tR\bplanNote\"\xf7\x01\n" +
+	"\tplan_note\x18\f \x01(\tR\bplanNote\x12,\n" +
+	"\x06checks\x18\r \x01(\v2\x14.dona.v1.CheckStatusR\x06checks\"\x7f\n" +
+	"\vCheckStatus\x125\n" +
+	"\tendpoints\x18\x01 \x03(\v2\x17.dona.v1.EndpointHealthR\tendpoints\x12\x14\n" +
+	"\x05alarm\x18\x02 \x01(\tR\x05alarm\x12#\n" +
+	"\rlive_checkers\x18\x03 \x01(\rR\fliveCheckers\"\xa5\x03\n" +
+	"\x0eEndpointHealth\x12\x1f\n" +
+	"\vendpoint_id\x18\x01 \x01(\tR\n" +
+	"endpointId\x123\n" +
+	"\x05state\x18\x02 \x01(\x0e2\x1d.dona.v1.EndpointHealth.StateR\x05state\x12\x10\n" +
+	"\x03out\x18\x03 \x01(\bR\x03out\x12\x16\n" +
+	"\x06reason\x18\x04 \x01(\tR\x06reason\x12&\n" +
+	"\x0fchecked_unix_ms\x18\x05 \x01(\x03R\rcheckedUnixMs\x12&\n" +
+	"\x0ffailing_unix_ms\x18\x06 \x01(\x03R\rfailingUnixMs\x12\x1a\n" +
+	"\bfailures\x18\a \x01(\rR\bfailures\x12\x18\n" +
+	"\aaddress\x18\b \x01(\tR\aaddress\x12\x18\n" +
+	"\avariant\x18\t \x01(\tR\avariant\x12\x16\n" +
+	"\x06region\x18\n" +
+	" \x01(\tR\x06region\"[\n" +
+	"\x05State\x12\x15\n" +
+	"\x11STATE_UNSPECIFIED\x10\x00\x12\x13\n" +
+	"\x0fSTATE_AVAILABLE\x10\x01\x12\x11\n" +
+	"\rSTATE_SUSPECT\x10\x02\x12\x13\n" +
+	"\x0fSTATE_UNHEALTHY\x10\x03\"\xf7\x01\n" +
 	"\rServicePolicy\x126\n" +
 	"\tresidency\x18\x01 \x01(\v2\x18.dona.v1.ResidencyPolicyR\tresidency\x12\x1a\n" +
 	"\bstrategy\x18\x02 \x01(\tR\bstrategy\x12@\n" +
@@ -4806,8 +5066,8 @@ func file_dona_v1_control_proto_rawDescGZIP() []byte {
 	return file_dona_v1_control_proto_rawDescData
 }
 
-var file_dona_v1_control_proto_enumTypes = make([]protoimpl.EnumInfo, 10)
-var file_dona_v1_control_proto_msgTypes = make([]protoimpl.MessageInfo, 52)
+var file_dona_v1_control_proto_enumTypes = make([]protoimpl.EnumInfo, 11)
+var file_dona_v1_control_proto_msgTypes = make([]protoimpl.MessageInfo, 54)
 var file_dona_v1_control_proto_goTypes = []any{
 	(Reason)(0),                          // 0: dona.v1.Reason
 	(Verdict)(0),                         // 1: dona.v1.Verdict
@@ -4819,153 +5079,159 @@ var file_dona_v1_control_proto_goTypes = []any{
 	(RolloutStatus_State)(0),             // 7: dona.v1.RolloutStatus.State
 	(StartDeploymentRequest_Strategy)(0), // 8: dona.v1.StartDeploymentRequest.Strategy
 	(Deployment_State)(0),                // 9: dona.v1.Deployment.State
-	(*Empty)(nil),                        // 10: dona.v1.Empty
-	(*EndpointHeartbeat)(nil),            // 11: dona.v1.EndpointHeartbeat
-	(*RegisterAck)(nil),                  // 12: dona.v1.RegisterAck
-	(*WatchConfigRequest)(nil),           // 13: dona.v1.WatchConfigRequest
-	(*ConfigSnapshot)(nil),               // 14: dona.v1.ConfigSnapshot
-	(*Endpoint)(nil),                     // 15: dona.v1.Endpoint
-	(*VariantWeight)(nil),                // 16: dona.v1.VariantWeight
-	(*ResidencyPolicy)(nil),              // 17: dona.v1.ResidencyPolicy
-	(*FlagRule)(nil),                     // 18: dona.v1.FlagRule
-	(*TargetingRule)(nil),                // 19: dona.v1.TargetingRule
-	(*SetFlagRequest)(nil),               // 20: dona.v1.SetFlagRequest
-	(*StatsBatch)(nil),                   // 21: dona.v1.StatsBatch
-	(*CallOutcome)(nil),                  // 22: dona.v1.CallOutcome
-	(*Exposure)(nil),                     // 23: dona.v1.Exposure
-	(*AuditEvent)(nil),                   // 24: dona.v1.AuditEvent
-	(*AppliedConfig)(nil),                // 25: dona.v1.AppliedConfig
-	(*ReportAck)(nil),                    // 26: dona.v1.ReportAck
-	(*StartRolloutRequest)(nil),          // 27: dona.v1.StartRolloutRequest
-	(*AnalysisQuery)(nil),                // 28: dona.v1.AnalysisQuery
-	(*ControlRolloutRequest)(nil),        // 29: dona.v1.ControlRolloutRequest
-	(*RolloutStatus)(nil),                // 30: dona.v1.RolloutStatus
-	(*AnalysisResult)(nil),               // 31: dona.v1.AnalysisResult
-	(*VariantStats)(nil),                 // 32: dona.v1.VariantStats
-	(*RegisterArtifactRequest)(nil),      // 33: dona.v1.RegisterArtifactRequest
-	(*Artifact)(nil),                     // 34: dona.v1.Artifact
-	(*CreateReleaseRequest)(nil),         // 35: dona.v1.CreateReleaseRequest
-	(*Release)(nil),                      // 36: dona.v1.Release
-	(*StartDeploymentRequest)(nil),       // 37: dona.v1.StartDeploymentRequest
-	(*Deployment)(nil),                   // 38: dona.v1.Deployment
-	(*SetIngressRequest)(nil),            // 39: dona.v1.SetIngressRequest
-	(*SetSharedServiceRequest)(nil),      // 40: dona.v1.SetSharedServiceRequest
-	(*SetServicePolicyRequest)(nil),      // 41: dona.v1.SetServicePolicyRequest
-	(*GetStatusRequest)(nil),             // 42: dona.v1.GetStatusRequest
-	(*StatusReply)(nil),                  // 43: dona.v1.StatusReply
-	(*ServicePolicy)(nil),                // 44: dona.v1.ServicePolicy
-	(*ExposureCount)(nil),                // 45: dona.v1.ExposureCount
-	(*WatcherSummary)(nil),               // 46: dona.v1.WatcherSummary
-	(*Ingress)(nil),                      // 47: dona.v1.Ingress
-	(*SharedService)(nil),                // 48: dona.v1.SharedService
-	(*ListArtifactsRequest)(nil),         // 49: dona.v1.ListArtifactsRequest
-	(*ListArtifactsReply)(nil),           // 50: dona.v1.ListArtifactsReply
-	(*ListReleasesRequest)(nil),          // 51: dona.v1.ListReleasesRequest
-	(*ListReleasesReply)(nil),            // 52: dona.v1.ListReleasesReply
-	(*ListServicesRequest)(nil),          // 53: dona.v1.ListServicesRequest
-	(*ListServicesReply)(nil),            // 54: dona.v1.ListServicesReply
-	(*AttestationRequest)(nil),           // 55: dona.v1.AttestationRequest
-	(*AttestationReply)(nil),             // 56: dona.v1.AttestationReply
-	nil,                                  // 57: dona.v1.EndpointHeartbeat.LabelsEntry
-	nil,                                  // 58: dona.v1.RegisterArtifactRequest.LabelsEntry
-	nil,                                  // 59: dona.v1.Artifact.LabelsEntry
-	nil,                                  // 60: dona.v1.CreateReleaseRequest.ConfigEntry
-	nil,                                  // 61: dona.v1.Release.ConfigEntry
-	(*Plan)(nil),                         // 62: dona.v1.Plan
-	(*structpb.Struct)(nil),              // 63: google.protobuf.Struct
+	(EndpointHealth_State)(0),            // 10: dona.v1.EndpointHealth.State
+	(*Empty)(nil),                        // 11: dona.v1.Empty
+	(*EndpointHeartbeat)(nil),            // 12: dona.v1.EndpointHeartbeat
+	(*RegisterAck)(nil),                  // 13: dona.v1.RegisterAck
+	(*WatchConfigRequest)(nil),           // 14: dona.v1.WatchConfigRequest
+	(*ConfigSnapshot)(nil),               // 15: dona.v1.ConfigSnapshot
+	(*Endpoint)(nil),                     // 16: dona.v1.Endpoint
+	(*VariantWeight)(nil),                // 17: dona.v1.VariantWeight
+	(*ResidencyPolicy)(nil),              // 18: dona.v1.ResidencyPolicy
+	(*FlagRule)(nil),                     // 19: dona.v1.FlagRule
+	(*TargetingRule)(nil),                // 20: dona.v1.TargetingRule
+	(*SetFlagRequest)(nil),               // 21: dona.v1.SetFlagRequest
+	(*StatsBatch)(nil),                   // 22: dona.v1.StatsBatch
+	(*CallOutcome)(nil),                  // 23: dona.v1.CallOutcome
+	(*Exposure)(nil),                     // 24: dona.v1.Exposure
+	(*AuditEvent)(nil),                   // 25: dona.v1.AuditEvent
+	(*AppliedConfig)(nil),                // 26: dona.v1.AppliedConfig
+	(*ReportAck)(nil),                    // 27: dona.v1.ReportAck
+	(*StartRolloutRequest)(nil),          // 28: dona.v1.StartRolloutRequest
+	(*AnalysisQuery)(nil),                // 29: dona.v1.AnalysisQuery
+	(*ControlRolloutRequest)(nil),        // 30: dona.v1.ControlRolloutRequest
+	(*RolloutStatus)(nil),                // 31: dona.v1.RolloutStatus
+	(*AnalysisResult)(nil),               // 32: dona.v1.AnalysisResult
+	(*VariantStats)(nil),                 // 33: dona.v1.VariantStats
+	(*RegisterArtifactRequest)(nil),      // 34: dona.v1.RegisterArtifactRequest
+	(*Artifact)(nil),                     // 35: dona.v1.Artifact
+	(*CreateReleaseRequest)(nil),         // 36: dona.v1.CreateReleaseRequest
+	(*Release)(nil),                      // 37: dona.v1.Release
+	(*StartDeploymentRequest)(nil),       // 38: dona.v1.StartDeploymentRequest
+	(*Deployment)(nil),                   // 39: dona.v1.Deployment
+	(*SetIngressRequest)(nil),            // 40: dona.v1.SetIngressRequest
+	(*SetSharedServiceRequest)(nil),      // 41: dona.v1.SetSharedServiceRequest
+	(*SetServicePolicyRequest)(nil),      // 42: dona.v1.SetServicePolicyRequest
+	(*GetStatusRequest)(nil),             // 43: dona.v1.GetStatusRequest
+	(*StatusReply)(nil),                  // 44: dona.v1.StatusReply
+	(*CheckStatus)(nil),                  // 45: dona.v1.CheckStatus
+	(*EndpointHealth)(nil),               // 46: dona.v1.EndpointHealth
+	(*ServicePolicy)(nil),                // 47: dona.v1.ServicePolicy
+	(*ExposureCount)(nil),                // 48: dona.v1.ExposureCount
+	(*WatcherSummary)(nil),               // 49: dona.v1.WatcherSummary
+	(*Ingress)(nil),                      // 50: dona.v1.Ingress
+	(*SharedService)(nil),                // 51: dona.v1.SharedService
+	(*ListArtifactsRequest)(nil),         // 52: dona.v1.ListArtifactsRequest
+	(*ListArtifactsReply)(nil),           // 53: dona.v1.ListArtifactsReply
+	(*ListReleasesRequest)(nil),          // 54: dona.v1.ListReleasesRequest
+	(*ListReleasesReply)(nil),            // 55: dona.v1.ListReleasesReply
+	(*ListServicesRequest)(nil),          // 56: dona.v1.ListServicesRequest
+	(*ListServicesReply)(nil),            // 57: dona.v1.ListServicesReply
+	(*AttestationRequest)(nil),           // 58: dona.v1.AttestationRequest
+	(*AttestationReply)(nil),             // 59: dona.v1.AttestationReply
+	nil,                                  // 60: dona.v1.EndpointHeartbeat.LabelsEntry
+	nil,                                  // 61: dona.v1.RegisterArtifactRequest.LabelsEntry
+	nil,                                  // 62: dona.v1.Artifact.LabelsEntry
+	nil,                                  // 63: dona.v1.CreateReleaseRequest.ConfigEntry
+	nil,                                  // 64: dona.v1.Release.ConfigEntry
+	(*Plan)(nil),                         // 65: dona.v1.Plan
+	(*structpb.Struct)(nil),              // 66: google.protobuf.Struct
 }
 var file_dona_v1_control_proto_depIdxs = []int32{
-	57, // 0: dona.v1.EndpointHeartbeat.labels:type_name -> dona.v1.EndpointHeartbeat.LabelsEntry
-	15, // 1: dona.v1.ConfigSnapshot.endpoints:type_name -> dona.v1.Endpoint
-	16, // 2: dona.v1.ConfigSnapshot.weights:type_name -> dona.v1.VariantWeight
-	18, // 3: dona.v1.ConfigSnapshot.flags:type_name -> dona.v1.FlagRule
-	17, // 4: dona.v1.ConfigSnapshot.residency:type_name -> dona.v1.ResidencyPolicy
-	62, // 5: dona.v1.ConfigSnapshot.plan:type_name -> dona.v1.Plan
+	60, // 0: dona.v1.EndpointHeartbeat.labels:type_name -> dona.v1.EndpointHeartbeat.LabelsEntry
+	16, // 1: dona.v1.ConfigSnapshot.endpoints:type_name -> dona.v1.Endpoint
+	17, // 2: dona.v1.ConfigSnapshot.weights:type_name -> dona.v1.VariantWeight
+	19, // 3: dona.v1.ConfigSnapshot.flags:type_name -> dona.v1.FlagRule
+	18, // 4: dona.v1.ConfigSnapshot.residency:type_name -> dona.v1.ResidencyPolicy
+	65, // 5: dona.v1.ConfigSnapshot.plan:type_name -> dona.v1.Plan
 	2,  // 6: dona.v1.ConfigSnapshot.form:type_name -> dona.v1.ConfigSnapshot.Form
 	3,  // 7: dona.v1.ConfigSnapshot.replaced:type_name -> dona.v1.ConfigSnapshot.Section
-	19, // 8: dona.v1.FlagRule.targeting:type_name -> dona.v1.TargetingRule
+	20, // 8: dona.v1.FlagRule.targeting:type_name -> dona.v1.TargetingRule
 	4,  // 9: dona.v1.TargetingRule.operator:type_name -> dona.v1.TargetingRule.Operator
-	18, // 10: dona.v1.SetFlagRequest.rule:type_name -> dona.v1.FlagRule
-	22, // 11: dona.v1.StatsBatch.calls:type_name -> dona.v1.CallOutcome
-	23, // 12: dona.v1.StatsBatch.exposures:type_name -> dona.v1.Exposure
-	24, // 13: dona.v1.StatsBatch.audits:type_name -> dona.v1.AuditEvent
-	25, // 14: dona.v1.StatsBatch.applied:type_name -> dona.v1.AppliedConfig
+	19, // 10: dona.v1.SetFlagRequest.rule:type_name -> dona.v1.FlagRule
+	23, // 11: dona.v1.StatsBatch.calls:type_name -> dona.v1.CallOutcome
+	24, // 12: dona.v1.StatsBatch.exposures:type_name -> dona.v1.Exposure
+	25, // 13: dona.v1.StatsBatch.audits:type_name -> dona.v1.AuditEvent
+	26, // 14: dona.v1.StatsBatch.applied:type_name -> dona.v1.AppliedConfig
 	0,  // 15: dona.v1.Exposure.reason:type_name -> dona.v1.Reason
 	5,  // 16: dona.v1.AuditEvent.decision:type_name -> dona.v1.AuditEvent.Decision
-	28, // 17: dona.v1.StartRolloutRequest.analysis:type_name -> dona.v1.AnalysisQuery
-	63, // 18: dona.v1.AnalysisQuery.config:type_name -> google.protobuf.Struct
+	29, // 17: dona.v1.StartRolloutRequest.analysis:type_name -> dona.v1.AnalysisQuery
+	66, // 18: dona.v1.AnalysisQuery.config:type_name -> google.protobuf.Struct
 	6,  // 19: dona.v1.ControlRolloutRequest.action:type_name -> dona.v1.ControlRolloutRequest.Action
 	7,  // 20: dona.v1.RolloutStatus.state:type_name -> dona.v1.RolloutStatus.State
-	31, // 21: dona.v1.RolloutStatus.analysis:type_name -> dona.v1.AnalysisResult
+	32, // 21: dona.v1.RolloutStatus.analysis:type_name -> dona.v1.AnalysisResult
 	1,  // 22: dona.v1.AnalysisResult.verdict:type_name -> dona.v1.Verdict
-	58, // 23: dona.v1.RegisterArtifactRequest.labels:type_name -> dona.v1.RegisterArtifactRequest.LabelsEntry
-	59, // 24: dona.v1.Artifact.labels:type_name -> dona.v1.Artifact.LabelsEntry
-	60, // 25: dona.v1.CreateReleaseRequest.config:type_name -> dona.v1.CreateReleaseRequest.ConfigEntry
-	61, // 26: dona.v1.Release.config:type_name -> dona.v1.Release.ConfigEntry
+	61, // 23: dona.v1.RegisterArtifactRequest.labels:type_name -> dona.v1.RegisterArtifactRequest.LabelsEntry
+	62, // 24: dona.v1.Artifact.labels:type_name -> dona.v1.Artifact.LabelsEntry
+	63, // 25: dona.v1.CreateReleaseRequest.config:type_name -> dona.v1.CreateReleaseRequest.ConfigEntry
+	64, // 26: dona.v1.Release.config:type_name -> dona.v1.Release.ConfigEntry
 	8,  // 27: dona.v1.StartDeploymentRequest.strategy:type_name -> dona.v1.StartDeploymentRequest.Strategy
-	27, // 28: dona.v1.StartDeploymentRequest.canary:type_name -> dona.v1.StartRolloutRequest
+	28, // 28: dona.v1.StartDeploymentRequest.canary:type_name -> dona.v1.StartRolloutRequest
 	8,  // 29: dona.v1.Deployment.strategy:type_name -> dona.v1.StartDeploymentRequest.Strategy
 	9,  // 30: dona.v1.Deployment.state:type_name -> dona.v1.Deployment.State
-	17, // 31: dona.v1.SetServicePolicyRequest.residency:type_name -> dona.v1.ResidencyPolicy
-	63, // 32: dona.v1.SetServicePolicyRequest.strategy_config:type_name -> google.protobuf.Struct
-	63, // 33: dona.v1.SetServicePolicyRequest.probe_config:type_name -> google.protobuf.Struct
-	14, // 34: dona.v1.StatusReply.config:type_name -> dona.v1.ConfigSnapshot
-	30, // 35: dona.v1.StatusReply.rollout:type_name -> dona.v1.RolloutStatus
-	32, // 36: dona.v1.StatusReply.stats:type_name -> dona.v1.VariantStats
-	38, // 37: dona.v1.StatusReply.deployments:type_name -> dona.v1.Deployment
-	46, // 38: dona.v1.StatusReply.watchers:type_name -> dona.v1.WatcherSummary
-	47, // 39: dona.v1.StatusReply.ingresses:type_name -> dona.v1.Ingress
-	48, // 40: dona.v1.StatusReply.shared:type_name -> dona.v1.SharedService
-	45, // 41: dona.v1.StatusReply.exposures:type_name -> dona.v1.ExposureCount
-	44, // 42: dona.v1.StatusReply.policy:type_name -> dona.v1.ServicePolicy
-	17, // 43: dona.v1.ServicePolicy.residency:type_name -> dona.v1.ResidencyPolicy
-	63, // 44: dona.v1.ServicePolicy.strategy_config:type_name -> google.protobuf.Struct
-	63, // 45: dona.v1.ServicePolicy.probe_config:type_name -> google.protobuf.Struct
-	0,  // 46: dona.v1.ExposureCount.reason:type_name -> dona.v1.Reason
-	25, // 47: dona.v1.WatcherSummary.rejected:type_name -> dona.v1.AppliedConfig
-	34, // 48: dona.v1.ListArtifactsReply.artifacts:type_name -> dona.v1.Artifact
-	36, // 49: dona.v1.ListReleasesReply.releases:type_name -> dona.v1.Release
-	11, // 50: dona.v1.ControlPlane.RegisterEndpoint:input_type -> dona.v1.EndpointHeartbeat
-	13, // 51: dona.v1.ControlPlane.WatchConfig:input_type -> dona.v1.WatchConfigRequest
-	21, // 52: dona.v1.ControlPlane.ReportStats:input_type -> dona.v1.StatsBatch
-	20, // 53: dona.v1.ControlPlane.SetFlag:input_type -> dona.v1.SetFlagRequest
-	27, // 54: dona.v1.ControlPlane.StartRollout:input_type -> dona.v1.StartRolloutRequest
-	29, // 55: dona.v1.ControlPlane.ControlRollout:input_type -> dona.v1.ControlRolloutRequest
-	33, // 56: dona.v1.ControlPlane.RegisterArtifact:input_type -> dona.v1.RegisterArtifactRequest
-	35, // 57: dona.v1.ControlPlane.CreateRelease:input_type -> dona.v1.CreateReleaseRequest
-	37, // 58: dona.v1.ControlPlane.StartDeployment:input_type -> dona.v1.StartDeploymentRequest
-	39, // 59: dona.v1.ControlPlane.SetIngress:input_type -> dona.v1.SetIngressRequest
-	40, // 60: dona.v1.ControlPlane.SetSharedService:input_type -> dona.v1.SetSharedServiceRequest
-	41, // 61: dona.v1.ControlPlane.SetServicePolicy:input_type -> dona.v1.SetServicePolicyRequest
-	42, // 62: dona.v1.ControlPlane.GetStatus:input_type -> dona.v1.GetStatusRequest
-	42, // 63: dona.v1.ControlPlane.WatchStatus:input_type -> dona.v1.GetStatusRequest
-	53, // 64: dona.v1.ControlPlane.ListServices:input_type -> dona.v1.ListServicesRequest
-	49, // 65: dona.v1.ControlPlane.ListArtifacts:input_type -> dona.v1.ListArtifactsRequest
-	51, // 66: dona.v1.ControlPlane.ListReleases:input_type -> dona.v1.ListReleasesRequest
-	55, // 67: dona.v1.ControlPlane.GetAttestation:input_type -> dona.v1.AttestationRequest
-	12, // 68: dona.v1.ControlPlane.RegisterEndpoint:output_type -> dona.v1.RegisterAck
-	14, // 69: dona.v1.ControlPlane.WatchConfig:output_type -> dona.v1.ConfigSnapshot
-	26, // 70: dona.v1.ControlPlane.ReportStats:output_type -> dona.v1.ReportAck
-	10, // 71: dona.v1.ControlPlane.SetFlag:output_type -> dona.v1.Empty
-	10, // 72: dona.v1.ControlPlane.StartRollout:output_type -> dona.v1.Empty
-	30, // 73: dona.v1.ControlPlane.ControlRollout:output_type -> dona.v1.RolloutStatus
-	34, // 74: dona.v1.ControlPlane.RegisterArtifact:output_type -> dona.v1.Artifact
-	36, // 75: dona.v1.ControlPlane.CreateRelease:output_type -> dona.v1.Release
-	38, // 76: dona.v1.ControlPlane.StartDeployment:output_type -> dona.v1.Deployment
-	10, // 77: dona.v1.ControlPlane.SetIngress:output_type -> dona.v1.Empty
-	10, // 78: dona.v1.ControlPlane.SetSharedService:output_type -> dona.v1.Empty
-	10, // 79: dona.v1.ControlPlane.SetServicePolicy:output_type -> dona.v1.Empty
-	43, // 80: dona.v1.ControlPlane.GetStatus:output_type -> dona.v1.StatusReply
-	43, // 81: dona.v1.ControlPlane.WatchStatus:output_type -> dona.v1.StatusReply
-	54, // 82: dona.v1.ControlPlane.ListServices:output_type -> dona.v1.ListServicesReply
-	50, // 83: dona.v1.ControlPlane.ListArtifacts:output_type -> dona.v1.ListArtifactsReply
-	52, // 84: dona.v1.ControlPlane.ListReleases:output_type -> dona.v1.ListReleasesReply
-	56, // 85: dona.v1.ControlPlane.GetAttestation:output_type -> dona.v1.AttestationReply
-	68, // [68:86] is the sub-list for method output_type
-	50, // [50:68] is the sub-list for method input_type
-	50, // [50:50] is the sub-list for extension type_name
-	50, // [50:50] is the sub-list for extension extendee
-	0,  // [0:50] is the sub-list for field type_name
+	18, // 31: dona.v1.SetServicePolicyRequest.residency:type_name -> dona.v1.ResidencyPolicy
+	66, // 32: dona.v1.SetServicePolicyRequest.strategy_config:type_name -> google.protobuf.Struct
+	66, // 33: dona.v1.SetServicePolicyRequest.probe_config:type_name -> google.protobuf.Struct
+	15, // 34: dona.v1.StatusReply.config:type_name -> dona.v1.ConfigSnapshot
+	31, // 35: dona.v1.StatusReply.rollout:type_name -> dona.v1.RolloutStatus
+	33, // 36: dona.v1.StatusReply.stats:type_name -> dona.v1.VariantStats
+	39, // 37: dona.v1.StatusReply.deployments:type_name -> dona.v1.Deployment
+	49, // 38: dona.v1.StatusReply.watchers:type_name -> dona.v1.WatcherSummary
+	50, // 39: dona.v1.StatusReply.ingresses:type_name -> dona.v1.Ingress
+	51, // 40: dona.v1.StatusReply.shared:type_name -> dona.v1.SharedService
+	48, // 41: dona.v1.StatusReply.exposures:type_name -> dona.v1.ExposureCount
+	47, // 42: dona.v1.StatusReply.policy:type_name -> dona.v1.ServicePolicy
+	45, // 43: dona.v1.StatusReply.checks:type_name -> dona.v1.CheckStatus
+	46, // 44: dona.v1.CheckStatus.endpoints:type_name -> dona.v1.EndpointHealth
+	10, // 45: dona.v1.EndpointHealth.state:type_name -> dona.v1.EndpointHealth.State
+	18, // 46: dona.v1.ServicePolicy.residency:type_name -> dona.v1.ResidencyPolicy
+	66, // 47: dona.v1.ServicePolicy.strategy_config:type_name -> google.protobuf.Struct
+	66, // 48: dona.v1.ServicePolicy.probe_config:type_name -> google.protobuf.Struct
+	0,  // 49: dona.v1.ExposureCount.reason:type_name -> dona.v1.Reason
+	26, // 50: dona.v1.WatcherSummary.rejected:type_name -> dona.v1.AppliedConfig
+	35, // 51: dona.v1.ListArtifactsReply.artifacts:type_name -> dona.v1.Artifact
+	37, // 52: dona.v1.ListReleasesReply.releases:type_name -> dona.v1.Release
+	12, // 53: dona.v1.ControlPlane.RegisterEndpoint:input_type -> dona.v1.EndpointHeartbeat
+	14, // 54: dona.v1.ControlPlane.WatchConfig:input_type -> dona.v1.WatchConfigRequest
+	22, // 55: dona.v1.ControlPlane.ReportStats:input_type -> dona.v1.StatsBatch
+	21, // 56: dona.v1.ControlPlane.SetFlag:input_type -> dona.v1.SetFlagRequest
+	28, // 57: dona.v1.ControlPlane.StartRollout:input_type -> dona.v1.StartRolloutRequest
+	30, // 58: dona.v1.ControlPlane.ControlRollout:input_type -> dona.v1.ControlRolloutRequest
+	34, // 59: dona.v1.ControlPlane.RegisterArtifact:input_type -> dona.v1.RegisterArtifactRequest
+	36, // 60: dona.v1.ControlPlane.CreateRelease:input_type -> dona.v1.CreateReleaseRequest
+	38, // 61: dona.v1.ControlPlane.StartDeployment:input_type -> dona.v1.StartDeploymentRequest
+	40, // 62: dona.v1.ControlPlane.SetIngress:input_type -> dona.v1.SetIngressRequest
+	41, // 63: dona.v1.ControlPlane.SetSharedService:input_type -> dona.v1.SetSharedServiceRequest
+	42, // 64: dona.v1.ControlPlane.SetServicePolicy:input_type -> dona.v1.SetServicePolicyRequest
+	43, // 65: dona.v1.ControlPlane.GetStatus:input_type -> dona.v1.GetStatusRequest
+	43, // 66: dona.v1.ControlPlane.WatchStatus:input_type -> dona.v1.GetStatusRequest
+	56, // 67: dona.v1.ControlPlane.ListServices:input_type -> dona.v1.ListServicesRequest
+	52, // 68: dona.v1.ControlPlane.ListArtifacts:input_type -> dona.v1.ListArtifactsRequest
+	54, // 69: dona.v1.ControlPlane.ListReleases:input_type -> dona.v1.ListReleasesRequest
+	58, // 70: dona.v1.ControlPlane.GetAttestation:input_type -> dona.v1.AttestationRequest
+	13, // 71: dona.v1.ControlPlane.RegisterEndpoint:output_type -> dona.v1.RegisterAck
+	15, // 72: dona.v1.ControlPlane.WatchConfig:output_type -> dona.v1.ConfigSnapshot
+	27, // 73: dona.v1.ControlPlane.ReportStats:output_type -> dona.v1.ReportAck
+	11, // 74: dona.v1.ControlPlane.SetFlag:output_type -> dona.v1.Empty
+	11, // 75: dona.v1.ControlPlane.StartRollout:output_type -> dona.v1.Empty
+	31, // 76: dona.v1.ControlPlane.ControlRollout:output_type -> dona.v1.RolloutStatus
+	35, // 77: dona.v1.ControlPlane.RegisterArtifact:output_type -> dona.v1.Artifact
+	37, // 78: dona.v1.ControlPlane.CreateRelease:output_type -> dona.v1.Release
+	39, // 79: dona.v1.ControlPlane.StartDeployment:output_type -> dona.v1.Deployment
+	11, // 80: dona.v1.ControlPlane.SetIngress:output_type -> dona.v1.Empty
+	11, // 81: dona.v1.ControlPlane.SetSharedService:output_type -> dona.v1.Empty
+	11, // 82: dona.v1.ControlPlane.SetServicePolicy:output_type -> dona.v1.Empty
+	44, // 83: dona.v1.ControlPlane.GetStatus:output_type -> dona.v1.StatusReply
+	44, // 84: dona.v1.ControlPlane.WatchStatus:output_type -> dona.v1.StatusReply
+	57, // 85: dona.v1.ControlPlane.ListServices:output_type -> dona.v1.ListServicesReply
+	53, // 86: dona.v1.ControlPlane.ListArtifacts:output_type -> dona.v1.ListArtifactsReply
+	55, // 87: dona.v1.ControlPlane.ListReleases:output_type -> dona.v1.ListReleasesReply
+	59, // 88: dona.v1.ControlPlane.GetAttestation:output_type -> dona.v1.AttestationReply
+	71, // [71:89] is the sub-list for method output_type
+	53, // [53:71] is the sub-list for method input_type
+	53, // [53:53] is the sub-list for extension type_name
+	53, // [53:53] is the sub-list for extension extendee
+	0,  // [0:53] is the sub-list for field type_name
 }
 
 func init() { file_dona_v1_control_proto_init() }
@@ -4979,8 +5245,8 @@ func file_dona_v1_control_proto_init() {
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_dona_v1_control_proto_rawDesc), len(file_dona_v1_control_proto_rawDesc)),
-			NumEnums:      10,
-			NumMessages:   52,
+			NumEnums:      11,
+			NumMessages:   54,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -441,6 +441,7 @@ type EndpointState struct {
 	RegisteredMs  int64                  `protobuf:"varint,4,opt,name=registered_ms,json=registeredMs,proto3" json:"registered_ms,omitempty"`
 	Generation    uint64                 `protobuf:"varint,5,opt,name=generation,proto3" json:"generation,omitempty"` // of the registration that wrote it
 	Draining      bool                   `protobuf:"varint,6,opt,name=draining,proto3" json:"draining,omitempty"`
+	Out           bool                   `protobuf:"varint,7,opt,name=out,proto3" json:"out,omitempty"` // found unhealthy: kept out of the snapshot
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -513,6 +514,13 @@ func (x *EndpointState) GetGeneration() uint64 {
 func (x *EndpointState) GetDraining() bool {
 	if x != nil {
 		return x.Draining
+	}
+	return false
+}
+
+func (x *EndpointState) GetOut() bool {
+	if x != nil {
+		return x.Out
 	}
 	return false
 }
@@ -949,7 +957,7 @@ const file_state_v1_service_proto_rawDesc = "" +
 	"\x04Cell\x12\x18\n" +
 	"\avariant\x18\x01 \x01(\tR\avariant\x12\x16\n" +
 	"\x06region\x18\x02 \x01(\tR\x06region\x12\x12\n" +
-	"\x04live\x18\x03 \x01(\rR\x04live\"\xb3\x02\n" +
+	"\x04live\x18\x03 \x01(\rR\x04live\"\xc5\x02\n" +
 	"\rEndpointState\x12-\n" +
 	"\bendpoint\x18\x01 \x01(\v2\x11.dona.v1.EndpointR\bendpoint\x12;\n" +
 	"\x06labels\x18\x02 \x03(\v2#.state.v1.EndpointState.LabelsEntryR\x06labels\x12\x1a\n" +
@@ -958,7 +966,8 @@ const file_state_v1_service_proto_rawDesc = "" +
 	"\n" +
 	"generation\x18\x05 \x01(\x04R\n" +
 	"generation\x12\x1a\n" +
-	"\bdraining\x18\x06 \x01(\bR\bdraining\x1a9\n" +
+	"\bdraining\x18\x06 \x01(\bR\bdraining\x12\x10\n" +
+	"\x03out\x18\a \x01(\bR\x03out\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"2\n" +

@@ -13,7 +13,7 @@ import (
 )
 
 func (a *app) policyCommand() *cobra.Command {
-	return group("policy", "Set and show where a service may run and how it is balanced",
+	return group("policy", "Set and show where a service may run, how it is balanced and checked",
 		a.policySetCommand(), a.policyGetCommand())
 }
 
@@ -35,6 +35,8 @@ func (a *app) policySetCommand() *cobra.Command {
   dona policy set checkout --region eu-west,eu-central --rule-id gdpr-1
   dona policy set checkout --strategy round-robin
   dona policy set checkout --strategy consistent-hash --strategy-config '{"max_load_percent": 150}'
+  dona policy set checkout --probe http --probe-config '{"path": "/healthz"}'
+  dona policy set checkout --probe none
   dona policy set checkout --clear-residency`,
 		Args: positional("SERVICE"),
 		RunE: func(cmd *cobra.Command, args []string) error {

@@ -36,6 +36,7 @@ func (s Style) Status(reply *donav1.StatusReply) []string {
 	}
 	section(s.variants(reply))
 	section(s.endpoints(c.GetEndpoints()))
+	section(s.health(reply.GetChecks()))
 	section(s.Flags(c.GetFlags(), reply.GetExposures()))
 	section(s.exposures(reply.GetExposures()))
 	section(s.Policy(reply))

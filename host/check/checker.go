@@ -1,0 +1,182 @@
+package check
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	controlplanev1 "github.com/dodona-project/dodona/proto/controlplane/v1"
+	pluginv1 "github.com/dodona-project/dodona/proto/plugin/v1"
+	"google.golang.org/protobuf/types/known/durationpb"
+	"google.golang.org/protobuf/types/known/structpb"
+
+	"github.com/dodona-project/dodona/host/store"
+	"github.com/dodona-project/dodona/plugins/probe"
+)
+
+// A Prober has a probe plugin make one check. An error comes with an observation
+// that is inconclusive.
+type Prober interface {
+	Check(ctx context.Context, plugin string, config *structpb.Struct, req *pluginv1.CheckRequest) (probe.Observation, error)
+}
+
+const (
+	inFlightMost  = 256 // checks at once
+	inFlightScope = 64  // of one scope, so that one whose targets hang leaves room
+	reportPause   = 20 * time.Millisecond
+	reportMost    = 512
+)
+
+// Checker makes the checks of one host. A target that hangs holds one of many
+// places, and a scope of them no more than a quarter.
+type Checker struct {
+	broker *Broker
+	prober Prober
+	id     string
+
+	mu   sync.Mutex
+	held map[string]int // checks under way by plane/scope
+	all  int
+
+	freed chan struct{} // one slot: a check ended
+	done  chan Report
+}
+
+// NewChecker returns the checker of this id, which no other one has: [A-Za-z0-9._-].
+func NewChecker(b *Broker, p Prober, id string) *Checker {
+	return &Checker{broker: b, prober: p, id: id, held: map[string]int{}, freed: make(chan struct{}, 1), done: make(chan Report, inFlightMost)}
+}
+
+// Run checks until ctx ends, and returns when the checks under way have ended. It
+// returns nil: a store that fails is logged and tried again.
+func (c *Checker) Run(ctx context.Context) error {
+	var checks, reporter sync.WaitGroup
+	reporter.Go(func() { c.reports(ctx) })
+	defer reporter.Wait()
+	defer func() { checks.Wait(); close(c.done) }()
+	for {
+		tasks, next, err := c.claim(ctx)
+		if err != nil {
+			c.failed(ctx, "claim", err)
+		}
+		for _, t := range tasks {
+			c.broker.metrics.overdue.Observe(t.Overdue.Seconds())
+			checks.Go(func() {
+				r := c.check(ctx, t)
+				c.done <- r
+				c.release(t)
+			})
+		}
+		timer := time.NewTimer(next)
+		select {
+		case <-ctx.Done():
+			timer.Stop()
+			return nil
+		case <-timer.C:
+		case <-c.freed:
+			timer.Stop()
+		}
+	}
+}
+
+// claim takes as many tasks as there are places.
+func (c *Checker) claim(ctx context.Context) ([]Task, time.Duration, error) {
+	c.mu.Lock()
+	free := inFlightMost - c.all
+	held := make(map[string]int, len(c.held))
+	for scope, n := range c.held {
+		held[scope] = n
+	}
+	c.mu.Unlock()
+	if free == 0 {
+		return nil, longSleep, nil
+	}
+	tasks, next, err := c.broker.Claim(ctx, Claim{Checker: c.id, Most: free, Scope: inFlightScope, Held: held})
+	c.mu.Lock()
+	for _, t := range tasks {
+		c.held[group{t.Plane, t.Scope}.member()]++
+	}
+	c.all += len(tasks)
+	c.mu.Unlock()
+	c.broker.metrics.inFlight.Add(float64(len(tasks)))
+	return tasks, next, err
+}
+
+func (c *Checker) release(t Task) {
+	member := group{t.Plane, t.Scope}.member()
+	c.mu.Lock()
+	// Nobody waits for a place unless there was none.
+	waited := c.all == inFlightMost || c.held[member] == inFlightScope
+	c.all--
+	if c.held[member]--; c.held[member] == 0 {
+		delete(c.held, member)
+	}
+	c.mu.Unlock()
+	c.broker.metrics.inFlight.Dec()
+	if waited {
+		select {
+		case c.freed <- struct{}{}:
+		default:
+		}
+	}
+}
+
+// check makes a task's check: attempts until one succeeds or their time is over.
+func (c *Checker) check(ctx context.Context, t Task) Report {
+	r := Report{Plane: t.Plane, Scope: t.Scope, ID: t.ID, Token: t.Token, Result: controlplanev1.HealthObservation_RESULT_INCONCLUSIVE}
+	ctx, cancel := context.WithTimeout(ctx, time.Duration(max(t.Attempts, 1))*(t.Timeout+probe.Slack))
+	defer cancel()
+	for range max(t.Attempts, 1) {
+		o, err := c.prober.Check(ctx, t.Probe, t.Config, &pluginv1.CheckRequest{
+			EndpointAddress: t.Address, Level: controlplanev1.CheckLevel_CHECK_LEVEL_BASIC, Timeout: durationpb.New(t.Timeout),
+		})
+		r.Result, r.ErrorClass, r.Detail, r.Status, r.Latency = o.Result, o.ErrorClass, o.Detail, o.Status, o.Latency
+		if err != nil {
+			r.Result = controlplanev1.HealthObservation_RESULT_INCONCLUSIVE
+			if r.Detail == "" {
+				r.Detail = fmt.Sprintf("the check could not be made: %.256s", err)
+			}
+		}
+		if r.Result == success || ctx.Err() != nil {
+			break
+		}
+	}
+	return r
+}
+
+// reports sends what the checks saw, gathered over a moment: a store takes one
+// transaction more easily than many.
+func (c *Checker) reports(ctx context.Context) {
+	for r := range c.done {
+		batch := []Report{r}
+		for late := time.After(reportPause); len(batch) < reportMost; {
+			select {
+			case r, open := <-c.done:
+				if open {
+					batch = append(batch, r)
+					continue
+				}
+			case <-late:
+			}
+			break
+		}
+		// What was seen is told although the host stops; what cannot be is checked
+		// again when the lease has run out.
+		tell, cancel := context.WithTimeout(context.WithoutCancel(ctx), 2*time.Second)
+		_, err := c.broker.Report(tell, c.id, batch)
+		cancel()
+		if err != nil {
+			c.failed(ctx, "report", err)
+		}
+	}
+}
+
+func (c *Checker) failed(ctx context.Context, op string, err error) {
+	if ctx.Err() != nil || errors.Is(err, store.ErrClosed) {
+		return // on the way out
+	}
+	c.broker.metrics.failures.Inc()
+	c.broker.log.Error("a checker could not reach the store; it tries again", "op", op, "error", err)
+}

@@ -1,0 +1,93 @@
+package check
+
+import (
+	"strings"
+
+	statev1 "github.com/dodona-project/dodona/proto/state/v1"
+
+	"github.com/dodona-project/dodona/host/store"
+)
+
+const (
+	dueIndex     = "check"         // member plane/scope/id, by due or end of lease
+	scopeIndex   = "check-scope"   // member plane/scope: those with tasks
+	troubleIndex = "check-trouble" // member plane/scope: those that have to be judged
+	checkerIndex = "checker"       // member id, by end
+)
+
+// place is where a target's record lives. Planes, scopes and ids hold no slash.
+type place struct{ plane, scope, id string }
+
+func (p place) member() string { return p.plane + "/" + p.scope + "/" + p.id }
+func (p place) key() string    { return "check/" + p.member() }
+
+func parsePlace(member string) (place, bool) {
+	parts := strings.Split(member, "/")
+	if len(parts) != 3 {
+		return place{}, false
+	}
+	return place{plane: parts[0], scope: parts[1], id: parts[2]}, true
+}
+
+// group is a scope of a plane.
+type group struct{ plane, scope string }
+
+func (g group) member() string    { return g.plane + "/" + g.scope }
+func (g group) key() string       { return "check/" + g.member() } // also the index of the ids
+func checkerKey(id string) string { return "checker/" + id }
+
+func parseGroup(member string) (group, bool) {
+	plane, scope, ok := strings.Cut(member, "/")
+	return group{plane: plane, scope: scope}, ok
+}
+
+func loadCheck(tx store.ReadTx, p place) (*statev1.Check, error) {
+	c := new(statev1.Check)
+	version, err := store.Load(tx, p.key(), c)
+	if err != nil || version == 0 {
+		return nil, err
+	}
+	return c, nil
+}
+
+// saveCheck writes a record and when it is looked at next: when it is due, or, while
+// it is leased, when the lease ends.
+func saveCheck(tx store.Tx, p place, c *statev1.Check) error {
+	if err := store.Save(tx, p.key(), c); err != nil {
+		return err
+	}
+	at := c.DueMs
+	if c.Token != "" {
+		at = c.LeaseMs
+	}
+	return tx.IndexPut(dueIndex, p.member(), uint64(max(at, 0)))
+}
+
+func deleteCheck(tx store.Tx, p place) error {
+	if err := tx.Delete(p.key()); err != nil {
+		return err
+	}
+	if err := tx.IndexDelete(dueIndex, p.member()); err != nil {
+		return err
+	}
+	return tx.IndexDelete(group{p.plane, p.scope}.key(), p.id)
+}
+
+// checksOf reads all records of a scope, by id.
+func checksOf(tx store.ReadTx, g group) (map[string]*statev1.Check, error) {
+	entries, err := tx.Scan(g.key(), 0, 0, 0)
+	if err != nil {
+		return nil, err
+	}
+	all := make(map[string]*statev1.Check, len(entries))
+	for _, e := range entries {
+		c, err := loadCheck(tx, place{g.plane, g.scope, e.Member})
+		if err != nil {
+			return nil, err
+		}
+		if c != nil {
+			all[e.Member] = c
+		}
+	}
+	return all, nil
+}

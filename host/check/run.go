@@ -1,0 +1,413 @@
+package check
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"time"
+
+	statev1 "github.com/dodona-project/dodona/proto/state/v1"
+
+	"github.com/dodona-project/dodona/host/store"
+)
+
+// Run makes tasks of what the planes want checked, and carries out what Judge
+// decides, until ctx ends. It returns nil: a store that fails is logged, counted
+// and tried again.
+func (b *Broker) Run(ctx context.Context) error {
+	tick := time.NewTicker(min(time.Second, b.o.Rules.Interval/10))
+	defer tick.Stop()
+	sweep := time.Now()
+	for {
+		all := time.Since(sweep) >= 10*b.o.Rules.Interval
+		if all {
+			sweep = time.Now()
+		}
+		if err := b.Look(ctx, all); err != nil && ctx.Err() == nil && !errors.Is(err, store.ErrClosed) {
+			b.metrics.failures.Inc()
+			b.log.Error("a look at the checks failed; the next one tries again", "error", err)
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-tick.C:
+		}
+	}
+}
+
+// Look does once what Run does at each tick. With all, scopes that did not change
+// are gone through too, so that a task that was lost comes back.
+func (b *Broker) Look(ctx context.Context, all bool) error {
+	var forgotten error
+	if all {
+		forgotten = b.forget(ctx)
+	}
+	return errors.Join(forgotten, b.sync(ctx, all), b.judge(ctx))
+}
+
+// forget removes the checkers that have not been there for a long time.
+func (b *Broker) forget(ctx context.Context) error {
+	return b.o.Store.Update(ctx, store.Soft, func(tx store.Tx) error {
+		past := tx.Now().Add(-10 * b.o.Rules.presence()).UnixMilli()
+		gone, err := tx.Scan(checkerIndex, 0, uint64(max(past, 0)), 0)
+		if err != nil {
+			return err
+		}
+		for _, e := range gone {
+			if err := tx.Delete(checkerKey(e.Member)); err != nil {
+				return err
+			}
+			if err := tx.IndexDelete(checkerIndex, e.Member); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}
+
+// sync makes tasks for new targets and removes those of targets that are gone.
+func (b *Broker) sync(ctx context.Context, all bool) error {
+	wanted := map[group]uint64{} // version; those that still have tasks are there with 0
+	err := b.o.Store.View(ctx, func(tx store.ReadTx) error {
+		clear(wanted)
+		entries, err := tx.Scan(scopeIndex, 0, 0, 0)
+		if err != nil {
+			return err
+		}
+		for _, e := range entries {
+			if g, ok := parseGroup(e.Member); ok {
+				wanted[g] = 0
+			}
+		}
+		for name, plane := range b.o.Planes {
+			scopes, err := plane.Scopes(tx)
+			if err != nil {
+				return err
+			}
+			for _, scope := range scopes {
+				how, err := plane.Scope(tx, scope)
+				if err != nil {
+					return err
+				}
+				wanted[group{name, scope}] = how.Version
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		return err
+	}
+	b.mu.Lock()
+	for g := range b.synced {
+		if _, ok := wanted[g]; !ok {
+			delete(b.synced, g)
+			delete(b.alarms, g)
+		}
+	}
+	var stale []group
+	for g, version := range wanted {
+		if all || version == 0 || b.synced[g] != version {
+			stale = append(stale, g)
+		}
+	}
+	b.mu.Unlock()
+	b.metrics.scopes.Set(float64(len(wanted)))
+	for _, g := range stale {
+		var version uint64
+		if err := b.o.Store.Update(ctx, store.Soft, func(tx store.Tx) (err error) {
+			version, err = b.reconcile(tx, g, all)
+			return err
+		}); err != nil {
+			return fmt.Errorf("tasks of %s: %w", g.member(), err)
+		}
+		b.mu.Lock()
+		b.synced[g] = version
+		b.mu.Unlock()
+	}
+	return nil
+}
+
+// reconcile makes a scope's tasks what its targets ask for, and returns the version
+// of the scope that this holds for.
+func (b *Broker) reconcile(tx store.Tx, g group, all bool) (uint64, error) {
+	plane := b.o.Planes[g.plane]
+	if plane == nil {
+		return 0, nil // of another version of the host
+	}
+	how, err := plane.Scope(tx, g.scope)
+	if err != nil {
+		return 0, err
+	}
+	targets, err := plane.Targets(tx, g.scope)
+	if err != nil {
+		return 0, err
+	}
+	have, err := checksOf(tx, g)
+	if err != nil {
+		return 0, err
+	}
+	if how.Probe != "" {
+		if err := tx.IndexPut(scopeIndex, g.member(), 0); err != nil {
+			return 0, err
+		}
+		asked, now := how.digest(), tx.Now().UnixMilli()
+		for _, t := range targets {
+			if err := b.reconcileTarget(tx, g, t, have[t.ID], asked, now, all); err != nil {
+				return 0, err
+			}
+			delete(have, t.ID)
+		}
+	}
+	for id, old := range have { // nobody asks for these
+		if err := deleteCheck(tx, place{g.plane, g.scope, id}); err != nil {
+			return 0, err
+		}
+		if err := plane.SetOut(tx, g.scope, id, old.RegisteredMs, false); err != nil {
+			return 0, err
+		}
+	}
+	if how.Probe != "" {
+		return how.Version, nil
+	}
+	for _, index := range []string{scopeIndex, troubleIndex} {
+		if err := tx.IndexDelete(index, g.member()); err != nil {
+			return 0, err
+		}
+	}
+	return how.Version, tx.Delete(g.key())
+}
+
+// reconcileTarget makes a target's task, keeps it, or begins it anew: for another
+// registration altogether, and for another probe with what was found out so far,
+// until the new one says something else.
+func (b *Broker) reconcileTarget(tx store.Tx, g group, t Target, old *statev1.Check, asked []byte, now int64, all bool) error {
+	p := place{g.plane, g.scope, t.ID}
+	next := &statev1.Check{
+		Plane: g.plane, Scope: g.scope, Id: t.ID, Address: t.Address, RegisteredMs: t.RegisteredMs, Asked: asked,
+		DueMs: now + int64(b.o.Random()*float64(min(time.Second, b.o.Rules.Suspect).Milliseconds())),
+	}
+	switch {
+	case old == nil || old.Address != t.Address || old.RegisteredMs != t.RegisteredMs:
+		if old != nil {
+			next.Generation = old.Generation
+		}
+		if t.Out { // by what is not known any more
+			if err := b.o.Planes[g.plane].SetOut(tx, g.scope, t.ID, t.RegisteredMs, false); err != nil {
+				return err
+			}
+		}
+		if err := tx.IndexPut(g.key(), t.ID, 0); err != nil {
+			return err
+		}
+	case !bytes.Equal(old.Asked, asked):
+		next.Generation, next.Seen = old.Generation, old.Seen
+		if h := old.GetHealth(); h != nil {
+			next.Health = &statev1.CheckHealth{Health: h.Health, IssuedMs: h.IssuedMs, Out: h.Out, OutMs: h.OutMs}
+			if h.Health == suspect {
+				next.Health.Health = unknown
+			}
+		}
+	case all:
+		next = old
+	default:
+		return nil
+	}
+	return saveCheck(tx, p, next)
+}
+
+// judge looks at the scopes where something fails.
+func (b *Broker) judge(ctx context.Context) error {
+	var troubled []group
+	doubted := map[string]int64{}
+	err := b.o.Store.View(ctx, func(tx store.ReadTx) error {
+		troubled, doubted = nil, map[string]int64{}
+		entries, err := tx.Scan(troubleIndex, 0, 0, 0)
+		if err != nil {
+			return err
+		}
+		for _, e := range entries {
+			if g, ok := parseGroup(e.Member); ok && b.o.Planes[g.plane] != nil {
+				troubled = append(troubled, g)
+			}
+		}
+		return nil
+	})
+	if err == nil {
+		doubted, err = b.doubt(ctx, troubled)
+	}
+	if err != nil {
+		return err
+	}
+	alarms := map[group]string{}
+	for _, g := range troubled {
+		alarm, err := b.judgeScope(ctx, g, doubted)
+		if err != nil {
+			return fmt.Errorf("judge %s: %w", g.member(), err)
+		}
+		if alarm != "" {
+			alarms[g] = alarm
+		}
+	}
+	b.mu.Lock()
+	before := b.alarms
+	b.alarms = alarms
+	b.mu.Unlock()
+	b.metrics.alarms.Set(float64(len(alarms)))
+	for g, alarm := range alarms {
+		if before[g] == "" {
+			b.log.Warn("targets that fail are kept", "plane", g.plane, "scope", g.scope, "alarm", alarm)
+		}
+	}
+	for g := range before {
+		if alarms[g] == "" {
+			b.log.Info("the alarm is over", "plane", g.plane, "scope", g.scope)
+		}
+	}
+	return nil
+}
+
+// doubt finds the checkers that fail nearly everything of several scopes, and writes
+// down since when.
+func (b *Broker) doubt(ctx context.Context, troubled []group) (map[string]int64, error) {
+	tallies := map[string]map[group]Tally{}
+	known := map[string]*statev1.Checker{}
+	var now int64
+	err := b.o.Store.View(ctx, func(tx store.ReadTx) (err error) {
+		clear(tallies)
+		now = tx.Now().UnixMilli()
+		if known, err = liveCheckers(tx, now); err != nil || len(troubled) < manyScope {
+			return err
+		}
+		for _, g := range troubled {
+			all, err := checksOf(tx, g)
+			if err != nil {
+				return err
+			}
+			for _, c := range all {
+				by := c.GetSeen().GetChecker()
+				if known[by] == nil {
+					continue
+				}
+				if tallies[by] == nil {
+					tallies[by] = map[group]Tally{}
+				}
+				t := tallies[by][g]
+				t.Seen++
+				if failing(c.GetHealth()) {
+					t.Failing++
+				}
+				tallies[by][g] = t
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	doubted := map[string]int64{}
+	for id, c := range known {
+		doubtful := Doubtful(slices.Collect(maps.Values(tallies[id])))
+		if doubtful {
+			doubted[id] = max(c.DoubtedMs, 1)
+		}
+		if doubtful == (c.DoubtedMs != 0) {
+			continue
+		}
+		if err := b.o.Store.Update(ctx, store.Soft, func(tx store.Tx) error {
+			var c statev1.Checker
+			version, err := store.Load(tx, checkerKey(id), &c)
+			if err != nil || version == 0 {
+				return err
+			}
+			if c.DoubtedMs = 0; doubtful {
+				c.DoubtedMs = now
+			}
+			return store.Save(tx, checkerKey(id), &c)
+		}); err != nil {
+			return nil, err
+		}
+		if doubtful {
+			doubted[id] = now
+			b.log.Warn("a checker fails nearly everything: its word alone counts for less", "checker", id)
+		}
+	}
+	return doubted, nil
+}
+
+// judgeScope judges one scope in one transaction and returns its alarm.
+func (b *Broker) judgeScope(ctx context.Context, g group, doubted map[string]int64) (alarm string, err error) {
+	var j Judgement
+	var was map[string]*statev1.Check
+	err = b.o.Store.Update(ctx, store.Soft, func(tx store.Tx) (err error) {
+		j = Judgement{}
+		plane := b.o.Planes[g.plane]
+		how, err := plane.Scope(tx, g.scope)
+		if err != nil || how.Probe == "" {
+			return err // sync clears it
+		}
+		if was, err = checksOf(tx, g); err != nil {
+			return err
+		}
+		s := Scene{Now: tx.Now().UnixMilli(), Doubted: doubted, Group: &statev1.CheckGroup{}}
+		version, err := store.Load(tx, g.key(), s.Group)
+		if err != nil {
+			return err
+		}
+		live, err := liveCheckers(tx, s.Now)
+		if err != nil {
+			return err
+		}
+		s.Checkers = able(live, how.Probe, "")
+		for id, c := range was {
+			s.Members = append(s.Members, Member{ID: id, Health: c.Health})
+		}
+		j = Judge(b.o.Rules, s)
+		for _, m := range j.Changed {
+			c := was[m.ID]
+			if c.GetHealth().GetOut() != m.Health.Out {
+				if err := plane.SetOut(tx, g.scope, m.ID, c.RegisteredMs, m.Health.Out); err != nil {
+					return err
+				}
+			}
+			next := clone(c)
+			next.Health = m.Health
+			if err := saveCheck(tx, place{g.plane, g.scope, m.ID}, next); err != nil {
+				return err
+			}
+		}
+		if !j.Trouble {
+			if err := tx.IndexDelete(troubleIndex, g.member()); err != nil {
+				return err
+			}
+		}
+		if version != 0 && j.Group.BrakedMs == s.Group.BrakedMs && j.Group.Alarm == s.Group.Alarm {
+			return nil
+		}
+		return store.Save(tx, g.key(), j.Group)
+	})
+	if err != nil {
+		return "", err
+	}
+	b.took(g, was, j)
+	return j.Group.GetAlarm(), nil
+}
+
+// took counts and logs what a judgement changed, once it is committed.
+func (b *Broker) took(g group, was map[string]*statev1.Check, j Judgement) {
+	for _, m := range j.Changed {
+		c := was[m.ID]
+		if c.GetHealth().GetOut() == m.Health.Out {
+			continue
+		}
+		direction := "back"
+		if m.Health.Out {
+			direction = "out"
+		}
+		b.metrics.moves.WithLabelValues(direction).Inc()
+		b.log.Info("a target moved", "plane", g.plane, "scope", g.scope, "target", m.ID, "to", direction,
+			"failures", m.Health.Failures, "seen", reason(c.GetSeen()))
+	}
+}
