@@ -153,6 +153,43 @@ func TestDeathDuringAReload(t *testing.T) {
 	s.must("upgraded", "")
 }
 
+// The old process is watched while a new one starts: when it hangs it is ended,
+// its callers are told at once, and the end is counted.
+func TestOldProcessIsWatchedDuringAReload(t *testing.T) {
+	s := play(t, cast{"upgraded": "sdk"}, func(o *plugins.Options) {
+		o.Limits.Handshake = 10 * time.Second
+		o.Plugins = map[plugins.ID]plugins.PluginConfig{idOf("upgraded"): {Deadline: 200 * time.Millisecond}}
+	})
+	s.ready("upgraded")
+	old := int(s.state("upgraded").GetPid())
+	s.catalog.Put(idOf("upgraded"), program(t).File(idOf("upgraded"), "silent"))
+	reloaded := make(chan error, 1)
+	go func() { reloaded <- s.Reload(context.Background(), plugins.KindAnalysis, "upgraded") }()
+	s.until("upgraded", "a second start", func(p *donav1.PluginStatus) bool { return p.GetStarts() == 2 })
+	s.catalog.Put(idOf("upgraded"), program(t).File(idOf("upgraded"), "sdk"))
+	began := time.Now()
+	until(t, "the old process to be ended", nil, func() bool {
+		_, err := s.do("upgraded", "hang")
+		return errors.Is(err, plugins.ErrAway) && !alive(old)
+	})
+	took := time.Since(began)
+	var err error
+	select {
+	case err = <-reloaded:
+		t.Errorf("it was ended after the reload only")
+	default:
+		t.Logf("ended after %v", took)
+		err = <-reloaded
+	}
+	if err == nil || !strings.Contains(err.Error(), "no handshake within") {
+		t.Errorf("reload: %v", err)
+	}
+	if n := s.until("upgraded", "ready", func(p *donav1.PluginStatus) bool { return p.GetState() == "ready" }).GetExits(); n != 1 {
+		t.Errorf("%d ends are counted, want that of the process that hung", n)
+	}
+	s.must("upgraded", "")
+}
+
 // inflight is how many calls of one plugin are in flight.
 func inflight(t testing.TB, registry *prometheus.Registry, plugin string) (n float64) {
 	t.Helper()

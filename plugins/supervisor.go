@@ -213,29 +213,6 @@ func (s *supervisor) awaitWanted(ctx context.Context) bool {
 	}
 }
 
-// takeReload makes a reload of a plugin that is away its next start, as if it
-// had been reset, and reports false when the plugin is not used at all.
-func (s *supervisor) takeReload(answer chan error) bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.state == StateStopped {
-		return false
-	}
-	s.wanted, s.ends, s.asked = true, nil, answer
-	return true
-}
-
-// answer tells the one who asked for a reload what became of it.
-func (s *supervisor) answer(err error) {
-	if s.asked != nil {
-		if err != nil {
-			err = fmt.Errorf("reload plugin %s: %w", s.id, err)
-		}
-		s.asked <- err
-		s.asked = nil
-	}
-}
-
 // launch starts the next generation; it is not published yet.
 func (s *supervisor) launch(ctx context.Context) (*generation, error) {
 	file, err := s.find()
@@ -291,55 +268,57 @@ func (s *supervisor) withdraw(g *generation, state State, reason string) {
 // serve watches the generation that takes calls until it has ended, and
 // replaces it on reload. The error says why it ended.
 func (s *supervisor) serve(ctx context.Context, g *generation) error {
+	reloads := s.reloads    // nil while one is under way: the next one waits
+	var next <-chan proven  // of the reload under way
+	var answer chan<- error // to who asked for it
 	for {
+		var why string
 		select {
 		case <-ctx.Done():
 			s.withdraw(g, StateDraining, "the host stops")
+			if next != nil {
+				answer <- s.away()
+				s.host.background.Go(func() { (<-next).discard() })
+			}
 			drain, cancel := context.WithTimeout(context.Background(), g.limits.DrainStop)
 			defer cancel()
 			g.stop(drain)
 			return ctx.Err()
-		case <-g.process.Load().Done():
-			return s.crashed(g, processEnded)
-		case why := <-g.recycle:
-			return s.crashed(g, why)
 		case <-g.healthy:
 			h := g.health.Load()
 			s.set(h.state(), h.reason)
-		case answer := <-s.reloads:
-			next, err := s.reload(ctx, g)
-			if next != nil {
-				g = next
+			continue
+		case answer = <-reloads:
+			reloads, next = nil, s.prove(ctx, g)
+			continue
+		case p := <-next:
+			err := s.reload(g, p)
+			if err == nil {
+				s.retire(g)
+				g = p.generation
 			}
 			answer <- err
+			reloads, next = s.reloads, nil
+			continue
+		case <-g.process.Load().Done():
+			why = processEnded
+		case why = <-g.recycle:
 		}
+		ended := s.crashed(g, why)
+		if next == nil {
+			return ended
+		}
+		// The next process is on its way: it takes over, or this end is one more.
+		s.set(StateStarting, ended.Error())
+		p := <-next
+		err := s.reload(g, p)
+		answer <- err
+		if err != nil {
+			return ended
+		}
+		s.count(time.Now())
+		g, reloads, next = p.generation, s.reloads, nil
 	}
-}
-
-// reload starts a new generation beside the old one, and swaps when it is
-// proven. The old one finishes its calls; no call is lost.
-func (s *supervisor) reload(ctx context.Context, old *generation) (*generation, error) {
-	s.mu.Lock()
-	s.carry = old.instances.all()
-	s.mu.Unlock()
-	g, err := s.launch(ctx)
-	if err != nil {
-		err = fmt.Errorf("reload plugin %s: generation %d stays: %w", s.id, old.number, err)
-		reason := clip(err.Error(), 512)
-		s.set(old.health.Load().state(), reason)
-		s.logger.Error("reload failed", "reason", reason)
-		return nil, err
-	}
-	s.publish(g)
-	s.host.events.emit(s.event(EventReload, g, fmt.Sprintf("generation %d replaced %d", g.number, old.number)))
-	s.host.background.Go(func() {
-		drain, cancel := context.WithTimeout(context.Background(), old.limits.DrainReload)
-		defer cancel()
-		cut := context.AfterFunc(s.host.ctx, func() { time.AfterFunc(old.limits.DrainStop, cancel) })
-		defer cut()
-		old.stop(drain)
-	})
-	return g, nil
 }
 
 // crashed cleans up after a generation that ended, or has to end, by itself.
@@ -376,12 +355,10 @@ func (s *supervisor) crashed(g *generation, why string) error {
 func (s *supervisor) pause(ctx context.Context, cause error) {
 	now := time.Now()
 	limits := s.host.options.Limits
+	s.count(now)
 	s.mu.Lock()
-	s.exits++
-	s.ends = append(recent(s.ends, now, limits.QuarantineIn), now)
 	n, away := len(s.ends), quarantined(s.ends, now, limits)
 	s.mu.Unlock()
-	s.host.metrics.exits.WithLabelValues(string(s.id.Kind), s.id.Name).Inc()
 	reason := clip(cause.Error(), 512)
 	if away {
 		s.set(StateQuarantined, fmt.Sprintf("ended %d times within %v; last: %s", n, limits.QuarantineIn, reason))
@@ -404,6 +381,15 @@ func (s *supervisor) pause(ctx context.Context, cause error) {
 			return
 		}
 	}
+}
+
+// count notes an end that nobody asked for.
+func (s *supervisor) count(now time.Time) {
+	s.mu.Lock()
+	s.exits++
+	s.ends = append(recent(s.ends, now, s.host.options.Limits.QuarantineIn), now)
+	s.mu.Unlock()
+	s.host.metrics.exits.WithLabelValues(string(s.id.Kind), s.id.Name).Inc()
 }
 
 // reject waits for a reset or a reload: starting again would fail the same way.
