@@ -172,9 +172,13 @@ func (h *Host) wire() (err error) {
 
 // admin is the part of the API that is about the host itself.
 func (h *Host) admin() *api.HostAdmin {
+	alarms := h.alarms.list
+	if h.checks != nil { // there are none while the host waits for its store
+		alarms = h.alarmList
+	}
 	return &api.HostAdmin{
 		HostID: h.id, Version: Version, Store: h.store, Actions: audit.Guard(h.store), Audit: h.ledger, Sessions: h.sessions,
-		Plugins: h.plugins, Alarms: h.alarmList, Stopping: h.stopping, Operate: h.storeOperations(),
+		Plugins: h.plugins, Alarms: alarms, Stopping: h.stopping, Operate: h.storeOperations(),
 	}
 }
 
