@@ -78,6 +78,8 @@ func (p Probe) CheckWith(ctx context.Context, c Config, req *pluginv1.CheckReque
 		return reach.Failed(ctx, ctx.Err())
 	case door.failure() != nil:
 		return reach.Failed(ctx, door.failure())
+	case code == codes.DeadlineExceeded: // the server was told of it, and may notice first
+		return reach.Bad(controlplanev1.ErrorClass_ERROR_CLASS_TIMEOUT, "no answer in time")
 	case code == codes.Unimplemented:
 		return reach.Bad(controlplanev1.ErrorClass_ERROR_CLASS_PROTOCOL, "it has no grpc.health.v1 service")
 	case code == codes.NotFound:

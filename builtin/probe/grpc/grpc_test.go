@@ -13,10 +13,12 @@ import (
 
 	"go.uber.org/goleak"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/health"
 	"google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/status"
 
 	probe "github.com/dodona-project/dodona/builtin/probe/grpc"
 	"github.com/dodona-project/dodona/builtin/probe/internal/reach"
@@ -55,9 +57,13 @@ func check(t *testing.T, c probe.Config, address string, within time.Duration) *
 type odd struct {
 	grpc_health_v1.UnimplementedHealthServer
 	silent bool
+	err    error // what it answers at once
 }
 
 func (o odd) Check(ctx context.Context, _ *grpc_health_v1.HealthCheckRequest) (*grpc_health_v1.HealthCheckResponse, error) {
+	if o.err != nil {
+		return nil, o.err
+	}
 	if o.silent {
 		<-ctx.Done()
 		return nil, ctx.Err()
@@ -78,6 +84,12 @@ func TestCheck(t *testing.T) {
 	secure := serve(t, register, grpc.Creds(credentials.NewTLS(&tls.Config{Certificates: []tls.Certificate{cert}})))
 	bare := serve(t, func(*grpc.Server) {})
 	silent := serve(t, func(s *grpc.Server) { grpc_health_v1.RegisterHealthServer(s, odd{silent: true}) })
+	early := serve(t, func(s *grpc.Server) {
+		grpc_health_v1.RegisterHealthServer(s, odd{err: status.Error(codes.DeadlineExceeded, "late")})
+	})
+	denied := serve(t, func(s *grpc.Server) {
+		grpc_health_v1.RegisterHealthServer(s, odd{err: status.Error(codes.PermissionDenied, "not you")})
+	})
 	loud := serve(t, func(s *grpc.Server) { grpc_health_v1.RegisterHealthServer(s, odd{}) })
 	web, _ := talk.Serve(t, func(c net.Conn) {
 		_, _ = c.Read(make([]byte, 4096))
@@ -101,6 +113,8 @@ func TestCheck(t *testing.T) {
 		{"TLS where there is none", probe.Config{TLS: &reach.TLS{SkipVerify: true}}, web, controlplanev1.ErrorClass_ERROR_CLASS_TLS, long},
 		{"no gRPC", probe.Config{}, web, controlplanev1.ErrorClass_ERROR_CLASS_PROTOCOL, long},
 		{"no answer", probe.Config{}, silent, controlplanev1.ErrorClass_ERROR_CLASS_TIMEOUT, short},
+		{"the server gives up first", probe.Config{}, early, controlplanev1.ErrorClass_ERROR_CLASS_TIMEOUT, long},
+		{"another error", probe.Config{}, denied, controlplanev1.ErrorClass_ERROR_CLASS_TARGET_STATUS, long},
 		{"no settings", probe.Config{}, mute, controlplanev1.ErrorClass_ERROR_CLASS_TIMEOUT, short},
 		{"huge headers", probe.Config{}, loud, controlplanev1.ErrorClass_ERROR_CLASS_PROTOCOL, long},
 		{"nobody listens", probe.Config{}, "127.0.0.1:1", controlplanev1.ErrorClass_ERROR_CLASS_REFUSED, long},
