@@ -96,6 +96,12 @@ prometheus:
 	  { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends prometheus; } >$${TMPDIR:-/tmp}/dona-apt.log 2>&1; } || \
 	  { echo 'the tests need a Prometheus server: install the package prometheus so that it is on the PATH'; exit 1; }
 
+.PHONY: node-client
+node-client: ## the Node.js example agrees with Go: buckets, checksums, decisions
+	@command -v npm >/dev/null || { echo 'npm is needed for the example: install Node.js'; exit 1; }
+	npm install --no-fund --no-audit --no-package-lock --loglevel=error --prefix examples/node-client
+	$(GO) test -count=1 -run TestNode ./sdk/dona
+
 .PHONY: clean
 clean: ## remove what the targets made
 	rm -rf $(BIN) $(CACHE) .dona
