@@ -103,6 +103,7 @@ redis:
 	  command -v apt-get >/dev/null && [ "$$(id -u)" = 0 ] && \
 	  { apt-get update -qq && DEBIAN_FRONTEND=noninteractive RUNLEVEL=1 apt-get install -y -qq --no-install-recommends redis-server redis-sentinel; } >$${TMPDIR:-/tmp}/dona-apt.log 2>&1; } || \
 	  { echo 'the tests need Redis: install redis-server and redis-sentinel so that they are on the PATH'; exit 1; }
+
 .PHONY: node-client
 node-client: ## the Node.js example agrees with Go: buckets, checksums, decisions
 	@command -v npm >/dev/null || { echo 'npm is needed for the example: install Node.js'; exit 1; }
