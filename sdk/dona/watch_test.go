@@ -169,7 +169,7 @@ func TestUnusablePlanKeepsTheLastGoodOne(t *testing.T) {
 
 func TestFramesThatAreRefused(t *testing.T) {
 	for name, change := range map[string]func(*donav1.ConfigSnapshot){
-		"is of service":        func(s *donav1.ConfigSnapshot) { s.Service = "billing" },
+		"is of service": func(s *donav1.ConfigSnapshot) { s.Service = "billing" },
 		// Refused again as the first frame of the watch that follows: of two
 		// rejections at once only the newer one is reported.
 		"delta to version 8":   func(s *donav1.ConfigSnapshot) { s.Form, s.BaseVersion = donav1.ConfigSnapshot_FORM_DELTA, 5 },
