@@ -19,6 +19,8 @@ import (
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/resolver"
+	"google.golang.org/grpc/resolver/manual"
 
 	"github.com/dodona-project/dodona/host/audit"
 	"github.com/dodona-project/dodona/host/store"
@@ -60,6 +62,9 @@ type process struct {
 	dir        string
 	grpc, http string
 	env        []string
+	args       []string                                    // more than every host gets
+	peers      []string                                    // other hosts of the same store, where a connection goes when this one is away
+	look       func(func(tx store.ReadTx, log *audit.Log)) // reads the store when it is not in dir
 	cmd        *exec.Cmd
 	exited     chan struct{}
 	log        *logBuffer
@@ -114,7 +119,7 @@ func (p *process) command(args ...string) *exec.Cmd {
 		p.t.Fatal(err)
 	}
 	cmd := exec.Command(name, append([]string{"--dev", "--data-dir", p.dir, "--grpc-listen", p.grpc, "--http-listen", p.http,
-		"--heartbeat", "500ms", "--restart-grace", "5s"}, args...)...)
+		"--heartbeat", "500ms", "--restart-grace", "5s"}, append(p.args, args...)...)...)
 	cmd.Env = append(os.Environ(), p.env...)
 	return cmd
 }
@@ -206,16 +211,32 @@ func (p *process) refuse() (code int, stderr string) {
 // ledger reads a dead host's audit chain and demands that its records agree.
 func (p *process) ledger() (l *ledger) {
 	p.t.Helper()
-	inspect(p.t, p.dir, func(tx store.ReadTx, log *audit.Log) {
+	read := func(tx store.ReadTx, log *audit.Log) {
 		l = readLedger(p.t, tx, log)
 		l.agrees(p.t, tx)
-	})
+	}
+	if p.look != nil {
+		p.look(read)
+	} else {
+		inspect(p.t, p.dir, read)
+	}
 	return l
 }
 
 func (p *process) dial() *grpc.ClientConn {
 	p.t.Helper()
-	conn, err := grpc.NewClient(p.grpc, grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithConnectParams(fastRetry))
+	target, options := p.grpc, []grpc.DialOption{grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithConnectParams(fastRetry)}
+	if len(p.peers) > 0 {
+		r := manual.NewBuilderWithScheme("hosts")
+		state := resolver.State{Addresses: []resolver.Address{{Addr: p.grpc}}}
+		for _, peer := range p.peers {
+			state.Addresses = append(state.Addresses, resolver.Address{Addr: peer})
+		}
+		r.InitialState(state)
+		options = append(options, grpc.WithResolvers(r))
+		target = r.Scheme() + ":///"
+	}
+	conn, err := grpc.NewClient(target, options...)
 	if err != nil {
 		p.t.Fatal(err)
 	}

@@ -18,6 +18,8 @@
 //     scopes that this host has served is removed until nine of ten of its leases
 //     are back, at most 10 s.
 //     A client that says goodbye is believed at any time.
+//   - Of several hosts on one store each ends the leases that it serves. Those of a
+//     host that fell silent wait for four lease times, and are then ended by any.
 //   - Leases, freezes and what they are judged by are store records under the
 //     store's clock, so that all hosts come to the same judgement.
 //

@@ -1,6 +1,7 @@
 package session_test
 
 import (
+	"context"
 	"fmt"
 	"testing"
 	"testing/synctest"
@@ -320,5 +321,65 @@ func TestStartBesideAnotherHost(t *testing.T) {
 		}
 		r.alarms()
 		r.beat(first...)
+	})
+}
+
+// While a host stands still nobody hears its endpoints. Another host does not take
+// that for their silence, and ends them only when the host stays away; what it serves
+// itself ends as always.
+func TestSilentHost(t *testing.T) {
+	bubble(t, func(r *rig) {
+		hosts, stop := map[string]*session.Registry{}, map[string]func(){}
+		run := func(name string) {
+			ctx, cancel := context.WithCancel(context.Background())
+			ran, reg := make(chan struct{}), hosts[name]
+			go func() { defer close(ran); _ = reg.Run(ctx) }()
+			stop[name] = func() { cancel(); <-ran }
+		}
+		for _, name := range []string{"b", "c"} {
+			reg, err := session.New(session.Options{
+				Store: r.store, Plane: r.plane, PlaneName: "service", Host: name, Shared: true, Heartbeat: beat, Restart: wait,
+			})
+			if err != nil {
+				r.Fatal(err)
+			}
+			if err := reg.Start(r.Context()); err != nil {
+				r.Fatal(err)
+			}
+			hosts[name] = reg
+			run(name)
+		}
+		r.stop() // the rig's own host is not one of these
+		defer func() { stop["b"](); stop["c"]() }()
+		register := func(host, id string) *session.Stream {
+			s, err := hosts[host].Register(r.Context(), session.Registration{Scope: "checkout", ID: id, Payload: &donav1.EndpointHeartbeat{}})
+			if err != nil {
+				r.Fatal(err)
+			}
+			return s
+		}
+		var atB []*session.Stream
+		for i := range 10 {
+			atB = append(atB, register("b", fmt.Sprintf("b%02d", i)))
+		}
+		stays, mute := register("c", "stays"), register("c", "mute")
+		_ = mute
+		r.sleep(ttl, append(atB, stays, mute)...)
+		stop["b"]() // as a stopped process: no sweep, no beat
+		r.sleep(3*ttl, stays)
+		r.want(11, "after three lease times: all of b and the one of c that beats")
+		run("b")
+		r.sleep(beat, append(atB, stays)...)
+		r.want(11, "when b goes on")
+		r.sleep(5*ttl, append(atB, stays)...)
+		r.want(11, "later")
+
+		stop["b"]()
+		r.sleep(4*ttl, stays)
+		r.want(11, "while b may come back")
+		r.sleep(3*ttl, stays)
+		r.want(1, "when b stays away")
+		run("b")
+		time.Sleep(beat)
 	})
 }

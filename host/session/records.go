@@ -41,6 +41,7 @@ func parseMember(member string) (name, bool) {
 	return name{plane: parts[0], scope: parts[1], id: parts[2]}, true
 }
 
+func servingKey(plane, host string) string { return "serving/" + plane + "/" + host }
 func scopeKey(plane, scope string) string  { return "leases/" + plane + "/" + scope }
 func freezeKey(plane, scope string) string { return "freeze/" + plane + "/" + scope }
 

@@ -79,6 +79,7 @@ type Registry struct {
 	metrics *metrics
 
 	seen     atomic.Int64 // store clock of the last sweep, in ms; a gap tells of a pause
+	signed   int64        // store clock of the last sign, in ms; the sweep's
 	started  atomic.Bool
 	draining atomic.Bool
 

@@ -159,6 +159,9 @@ func (r *Registry) Run(ctx context.Context) error {
 	for {
 		select {
 		case <-ctx.Done():
+			if r.draining.Load() {
+				r.unsign()
+			}
 			return ctx.Err()
 		case now := <-tick.C:
 			if err := r.Sweep(ctx); err != nil && ctx.Err() == nil {
@@ -192,6 +195,9 @@ func (r *Registry) Sweep(ctx context.Context) error {
 		return err
 	})
 	if err != nil {
+		return err
+	}
+	if err := r.sign(ctx, now); err != nil {
 		return err
 	}
 	if len(due) > 0 || r.paused(now) {
@@ -305,6 +311,9 @@ func (r *Registry) sweepScope(ctx context.Context, scope string, ids []string) (
 		}
 		froze = f
 		leases, err := r.leases(tx, scope, ids)
+		if err == nil {
+			leases, err = r.ours(tx, leases, sc.Now)
+		}
 		if err != nil || len(leases) == 0 {
 			return err
 		}
@@ -317,7 +326,7 @@ func (r *Registry) sweepScope(ctx context.Context, scope string, ids []string) (
 		for _, i := range j.End[:min(len(j.End), endsPerTx)] {
 			ended = append(ended, leases[i])
 		}
-		if f := noted(j, sc); f != nil {
+		if f := r.noted(j, sc); f != nil {
 			if j.Freeze != nil {
 				froze = f
 			}
@@ -350,12 +359,13 @@ func (r *Registry) sweepScope(ctx context.Context, scope string, ids []string) (
 }
 
 // noted is the scope's freeze record when it has to be written: a new freeze, or
-// one that holds another number than it says.
-func noted(j Judgement, sc Scene) *statev1.Freeze {
+// one that holds another number than it says. Of several hosts each holds some: the
+// record has the most.
+func (r *Registry) noted(j Judgement, sc Scene) *statev1.Freeze {
 	if j.Freeze != nil {
 		return j.Freeze
 	}
-	if !active(sc.Plane, sc.Now) && active(sc.Scope, sc.Now) && int(sc.Scope.GetHeld()) != j.Held {
+	if !active(sc.Plane, sc.Now) && active(sc.Scope, sc.Now) && int(sc.Scope.GetHeld()) != j.Held && !(r.shared && int(sc.Scope.GetHeld()) > j.Held) {
 		sc.Scope.Held = uint32(j.Held)
 		return sc.Scope
 	}

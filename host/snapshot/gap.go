@@ -25,7 +25,7 @@ func (f *Feeds) lookForGap() {
 	if g.Before <= f.gap.Before { // nothing new, or the store is away
 		return
 	}
-	if now.Before(f.over) {
+	if some := f.gap.After+1 < f.gap.Before; some && now.Before(f.over) {
 		g.After = min(g.After, f.gap.After)
 	}
 	f.gap, f.over, f.lost = g, now.Add(f.o.Grace), make(map[string]struct{})

@@ -25,8 +25,11 @@ func (e *Engine) run(calls []*call) (rest []*call) {
 	defer stop()
 	var pinned *pinned
 	conflicts := 0
+	// One time for all runs between two conflicts: what a transaction asks for by the
+	// time, such as a scan up to now, is what is fetched for its next run.
+	now := e.backend.Now()
 	for len(calls) > 0 {
-		b := &batch{now: e.backend.Now()}
+		b := &batch{now: now}
 		if e.resident != nil {
 			snap, err := e.resident.Snapshot()
 			if err != nil {
@@ -71,6 +74,7 @@ func (e *Engine) run(calls []*call) (rest []*call) {
 			return rest
 		case out.Conflict != nil:
 			conflicts++
+			now = e.backend.Now()
 			if pinned != nil {
 				pinned.conflict(out.Conflict)
 			}

@@ -228,11 +228,12 @@ func (e *Engine) viewRemote(ctx context.Context, fn func(tx ReadTx) error) (agai
 	if err != nil {
 		return false, err
 	}
+	now := e.backend.Now() // for all runs: what fn asks for by the time is what is fetched
 	for {
 		p.rev = a.Revision
 		p.forget()
 		p.fill(a)
-		t := &txn{src: p, below: &emptyOverlay, revision: a.Revision, now: e.backend.Now()}
+		t := &txn{src: p, below: &emptyOverlay, revision: a.Revision, now: now}
 		err = fn(readOnly{t})
 		t.dead = true
 		if !t.missed {

@@ -296,6 +296,47 @@ func TestRoundTrips(t *testing.T) {
 }
 
 // What a function that fails has read is checked before its error is believed.
+// What a transaction asks for by the time is fetched once, however long that takes: it
+// must not ask for something else in each run.
+func TestScanUpToNow(t *testing.T) {
+	s := newServer()
+	slow := &ticking{host: host{server: s}}
+	e := store.New(slow, store.Options{})
+	defer func() { _ = e.Close() }()
+	look := func(tx store.ReadTx) error {
+		_, err := tx.Scan("due", 0, uint64(tx.Now().UnixNano()), 0)
+		return err
+	}
+	before := s.reads.Load()
+	if err := e.View(t.Context(), look); err != nil {
+		t.Fatal(err)
+	}
+	if n := s.reads.Load() - before; n != 2 {
+		t.Errorf("a view that scans up to now takes %d round trips, want 2", n)
+	}
+	before = s.reads.Load()
+	if err := e.Update(t.Context(), store.Soft, func(tx store.Tx) error {
+		if err := look(tx); err != nil {
+			return err
+		}
+		return tx.Put("k", nil)
+	}); err != nil {
+		t.Fatal(err)
+	}
+	if n := s.reads.Load() - before; n != 1 {
+		t.Errorf("an update that scans up to now reads %d times, want once", n)
+	}
+}
+
+// ticking is a host whose clock is another at each look, for so many looks that a
+// transaction which never ends ends its test.
+type ticking struct {
+	host
+	looks atomic.Int64
+}
+
+func (h *ticking) Now() time.Time { return time.Unix(0, min(h.looks.Add(1), 1000)) }
+
 func TestErrorsDoNotRestOnAStaleCache(t *testing.T) {
 	s := newServer()
 	a, b := s.join(t), s.join(t)

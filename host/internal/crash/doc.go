@@ -5,5 +5,6 @@
 // before and right after a commit. In a normal build Point is empty and is
 // compiled away. Built with the tag faults, the process is killed with SIGKILL
 // at the point that the environment variable DONA_CRASH_POINT names: "name", or
-// "name:n" for the n-th time it is reached.
+// "name:n" for the n-th time it is reached. "name:n:stop" stops it there instead, with
+// SIGSTOP, until somebody continues it.
 package crash

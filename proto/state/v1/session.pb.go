@@ -328,6 +328,52 @@ func (x *Freeze) GetServedMs() int64 {
 	return 0
 }
 
+// serving/<plane>/<host>: when a host of a shared store last looked after the leases
+// that it serves. While it is silent nobody hears its clients, and their leases wait.
+type Serving struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	SeenMs        int64                  `protobuf:"varint,1,opt,name=seen_ms,json=seenMs,proto3" json:"seen_ms,omitempty"` // store clock
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Serving) Reset() {
+	*x = Serving{}
+	mi := &file_state_v1_session_proto_msgTypes[3]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Serving) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Serving) ProtoMessage() {}
+
+func (x *Serving) ProtoReflect() protoreflect.Message {
+	mi := &file_state_v1_session_proto_msgTypes[3]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Serving.ProtoReflect.Descriptor instead.
+func (*Serving) Descriptor() ([]byte, []int) {
+	return file_state_v1_session_proto_rawDescGZIP(), []int{3}
+}
+
+func (x *Serving) GetSeenMs() int64 {
+	if x != nil {
+		return x.SeenMs
+	}
+	return 0
+}
+
 // fence/<reporter>; index fence, by last use in milliseconds.
 type Fence struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -341,7 +387,7 @@ type Fence struct {
 
 func (x *Fence) Reset() {
 	*x = Fence{}
-	mi := &file_state_v1_session_proto_msgTypes[3]
+	mi := &file_state_v1_session_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -353,7 +399,7 @@ func (x *Fence) String() string {
 func (*Fence) ProtoMessage() {}
 
 func (x *Fence) ProtoReflect() protoreflect.Message {
-	mi := &file_state_v1_session_proto_msgTypes[3]
+	mi := &file_state_v1_session_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -366,7 +412,7 @@ func (x *Fence) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Fence.ProtoReflect.Descriptor instead.
 func (*Fence) Descriptor() ([]byte, []int) {
-	return file_state_v1_session_proto_rawDescGZIP(), []int{3}
+	return file_state_v1_session_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *Fence) GetSequence() uint64 {
@@ -409,7 +455,7 @@ type Gap struct {
 
 func (x *Gap) Reset() {
 	*x = Gap{}
-	mi := &file_state_v1_session_proto_msgTypes[4]
+	mi := &file_state_v1_session_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -421,7 +467,7 @@ func (x *Gap) String() string {
 func (*Gap) ProtoMessage() {}
 
 func (x *Gap) ProtoReflect() protoreflect.Message {
-	mi := &file_state_v1_session_proto_msgTypes[4]
+	mi := &file_state_v1_session_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -434,7 +480,7 @@ func (x *Gap) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Gap.ProtoReflect.Descriptor instead.
 func (*Gap) Descriptor() ([]byte, []int) {
-	return file_state_v1_session_proto_rawDescGZIP(), []int{4}
+	return file_state_v1_session_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *Gap) GetAfter() uint64 {
@@ -488,7 +534,9 @@ const file_state_v1_session_proto_rawDesc = "" +
 	"\n" +
 	"remembered\x18\x05 \x01(\rR\n" +
 	"remembered\x12\x1b\n" +
-	"\tserved_ms\x18\x06 \x01(\x03R\bservedMs\"w\n" +
+	"\tserved_ms\x18\x06 \x01(\x03R\bservedMs\"\"\n" +
+	"\aServing\x12\x17\n" +
+	"\aseen_ms\x18\x01 \x01(\x03R\x06seenMs\"w\n" +
 	"\x05Fence\x12\x1a\n" +
 	"\bsequence\x18\x01 \x01(\x04R\bsequence\x12\x16\n" +
 	"\x06digest\x18\x02 \x01(\fR\x06digest\x12 \n" +
@@ -511,13 +559,14 @@ func file_state_v1_session_proto_rawDescGZIP() []byte {
 	return file_state_v1_session_proto_rawDescData
 }
 
-var file_state_v1_session_proto_msgTypes = make([]protoimpl.MessageInfo, 5)
+var file_state_v1_session_proto_msgTypes = make([]protoimpl.MessageInfo, 6)
 var file_state_v1_session_proto_goTypes = []any{
 	(*Lease)(nil),      // 0: state.v1.Lease
 	(*LeaseScope)(nil), // 1: state.v1.LeaseScope
 	(*Freeze)(nil),     // 2: state.v1.Freeze
-	(*Fence)(nil),      // 3: state.v1.Fence
-	(*Gap)(nil),        // 4: state.v1.Gap
+	(*Serving)(nil),    // 3: state.v1.Serving
+	(*Fence)(nil),      // 4: state.v1.Fence
+	(*Gap)(nil),        // 5: state.v1.Gap
 }
 var file_state_v1_session_proto_depIdxs = []int32{
 	0, // [0:0] is the sub-list for method output_type
@@ -538,7 +587,7 @@ func file_state_v1_session_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_state_v1_session_proto_rawDesc), len(file_state_v1_session_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   5,
+			NumMessages:   6,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

@@ -1,0 +1,426 @@
+//go:build faults
+
+package main
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc"
+
+	donav1 "github.com/dodona-project/dodona/proto/dona/v1"
+	"github.com/dodona-project/dodona/sdk/dona"
+)
+
+// crowd is 50 SDK clients, half at each host, that make 200 decisions a second, and
+// watchers of both hosts that look at every version.
+type crowd struct {
+	p        *pair
+	cancel   context.CancelFunc
+	wg       sync.WaitGroup
+	problems chan string
+	sums     *sums
+	watchers []*watcher // those of host 0 first
+	clients  []*dona.Service
+
+	decisions, failed atomic.Int64
+}
+
+const (
+	crowdClients   = 50
+	crowdEndpoints = 10 // of each of two variants, at each host at first
+)
+
+func newCrowd(p *pair) *crowd {
+	p.t.Helper()
+	ctx, cancel := context.WithCancel(context.Background())
+	c := &crowd{p: p, cancel: cancel, problems: make(chan string, 100), sums: newSums()}
+	p.t.Cleanup(c.end)
+	for i, h := range p.hosts {
+		// Endpoints move when their host breaks their streams; watchers stay.
+		c.wg.Go(fleet(ctx, donav1.NewControlPlaneClient(h.dial()), fmt.Sprint("v", i+1), crowdEndpoints).Wait)
+		conn := donav1.NewControlPlaneClient(p.alone(i))
+		for n := range 3 {
+			w := &watcher{problems: c.problems, least: crowdEndpoints, look: func(f *donav1.ConfigSnapshot) string {
+				if wrong := checkFrame(f); wrong != "" {
+					return wrong
+				}
+				return c.sums.note(i, f.Version, f.Checksum)
+			}}
+			c.watchers = append(c.watchers, w)
+			c.wg.Go(func() { w.run(ctx, conn, fmt.Sprintf("h%d-%d", i, n)) })
+		}
+	}
+	c.settled("all endpoints at first")
+	for n := range crowdClients {
+		client, err := dona.Dial(ctx, p.hosts[n%2].grpc, dona.WithoutCache())
+		if err != nil {
+			p.t.Fatal(err)
+		}
+		svc := client.Service("web")
+		if err := svc.Ready(ctx); err != nil {
+			p.t.Fatal(err)
+		}
+		c.clients = append(c.clients, svc)
+		c.wg.Go(func() {
+			defer func() { _ = client.Close() }()
+			for i := 0; ctx.Err() == nil; i++ {
+				pick, err := svc.Pick(ctx, dona.Request{Unit: fmt.Sprint("user-", n, "-", i)})
+				switch {
+				case err == nil:
+					pick.Done(dona.Outcome{Success: true, Latency: time.Millisecond})
+				case ctx.Err() == nil:
+					c.failed.Add(1)
+					c.problem("decision of client %d: %v", n, err)
+				}
+				c.decisions.Add(1)
+				pause(ctx, 250*time.Millisecond)
+			}
+		})
+	}
+	return c
+}
+
+func (c *crowd) problem(format string, args ...any) {
+	select {
+	case c.problems <- fmt.Sprintf(format, args...):
+	default:
+	}
+}
+
+// settled waits until the watchers of every host that runs see all endpoints.
+func (c *crowd) settled(what string, away ...int) {
+	c.p.t.Helper()
+	until(c.p.t, what, func() bool {
+		for n, w := range c.watchers {
+			if len(away) > 0 && n/3 == away[0] {
+				continue
+			}
+			if w.seen.Load() != 2*crowdEndpoints {
+				return false
+			}
+		}
+		return true
+	})
+}
+
+// lives waits for decisions and, with a change made at a host, for the watchers of
+// every host that runs to see it. It returns how long the change took to the last.
+func (c *crowd) lives(what string, at int, away ...int) time.Duration {
+	c.p.t.Helper()
+	before := c.decisions.Load()
+	until(c.p.t, "decisions "+what, func() bool { return c.decisions.Load() > before+100 })
+	versions := make([]uint64, len(c.watchers))
+	for n, w := range c.watchers {
+		versions[n] = w.version.Load()
+	}
+	client := donav1.NewControlPlaneClient(c.p.alone(at))
+	until(c.p.t, "a change to be taken "+what, func() bool {
+		ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+		defer cancel()
+		_, err := client.SetFlag(ctx, &donav1.SetFlagRequest{Rule: &donav1.FlagRule{Service: "web", Flag: "alive", RolloutVariant: fmt.Sprint("n", time.Now().UnixNano())}}, grpc.WaitForReady(true))
+		return err == nil
+	})
+	began := time.Now()
+	until(c.p.t, "every watcher to see a change "+what, func() bool {
+		for n, w := range c.watchers {
+			if (len(away) == 0 || n/3 != away[0]) && w.version.Load() <= versions[n] {
+				return false
+			}
+		}
+		return true
+	})
+	return time.Since(began)
+}
+
+// end stops it all and reports what went wrong.
+func (c *crowd) end() {
+	if c.cancel == nil {
+		return
+	}
+	c.cancel()
+	c.wg.Wait()
+	c.cancel = nil
+	if n := c.failed.Load(); n > 0 {
+		c.p.t.Errorf("%d of %d decisions failed", n, c.decisions.Load())
+	}
+	for {
+		select {
+		case problem := <-c.problems:
+			c.p.t.Error(problem)
+		default:
+			return
+		}
+	}
+}
+
+// TestFaultsUnderTwoHosts (R1, R4, H3): kill -9 and SIGSTOP of either host, and of
+// their Redis: no decision fails, no version falls or has two contents, and a change
+// made at one host is soon at the other's watchers.
+func TestFaultsUnderTwoHosts(t *testing.T) {
+	t.Parallel()
+	p := newPair(t)
+	p.start()
+	c := newCrowd(p)
+
+	var took []time.Duration
+	for n := range 50 {
+		took = append(took, c.lives(fmt.Sprint("in peace, ", n), n%2))
+	}
+	t.Logf("a change is with all watchers of both hosts after %v (p50), %v (p99); 500 ms is the goal", quantile(took, .5).Round(time.Millisecond), quantile(took, .99).Round(time.Millisecond))
+	if p50 := quantile(took, .5); p50 > 5*time.Second {
+		t.Errorf("a change takes %v", p50)
+	}
+	for i, h := range p.hosts {
+		what := fmt.Sprintf("while host %d is dead", i)
+		h.kill()
+		c.lives(what, 1-i, i)
+		c.settled("the endpoints to move to the other host", i)
+		h.start()
+		t.Logf("%s, and after: a change is seen after %v", what, c.lives("after its restart", i).Round(time.Millisecond))
+		c.settled("all endpoints after a restart")
+	}
+	p.server.Kill()
+	before := c.decisions.Load()
+	until(t, "decisions while Redis is dead", func() bool { return c.decisions.Load() > before+300 })
+	p.server.Restart()
+	t.Logf("after a restart of Redis a change is seen after %v", c.lives("after a restart of Redis", 0).Round(time.Millisecond))
+	c.settled("all endpoints after a restart of Redis")
+
+	p.server.Stop()
+	before = c.decisions.Load()
+	until(t, "decisions while Redis stands still", func() bool { return c.decisions.Load() > before+600 })
+	p.server.Continue()
+	t.Logf("after Redis stood still a change is seen after %v", c.lives("after Redis stood still", 1).Round(time.Millisecond))
+	c.settled("all endpoints after Redis stood still")
+
+	for i, h := range p.hosts {
+		if err := h.cmd.Process.Signal(syscall.SIGSTOP); err != nil {
+			t.Fatal(err)
+		}
+		what := fmt.Sprintf("while host %d stands still", i)
+		c.lives(what, 1-i, i)
+		pause(context.Background(), 3*time.Second) // two lease times: its endpoints are not heard
+		c.lives(what, 1-i, i)
+		if err := h.cmd.Process.Signal(syscall.SIGCONT); err != nil {
+			t.Fatal(err)
+		}
+		t.Logf("%s, and after: a change is seen after %v", what, c.lives("after it goes on", i).Round(time.Millisecond))
+		c.settled("all endpoints after it goes on")
+	}
+	c.end()
+	t.Logf("%d decisions, %d failed; %d versions", c.decisions.Load(), c.failed.Load(), len(c.sums.seen))
+	for _, h := range p.hosts {
+		h.kill()
+	}
+	p.hosts[0].ledger()
+}
+
+// TestRedisLosesItsData (R2): after FLUSHALL, and after a restart without the log,
+// both hosts say so, nobody is shown anything empty or older, and adopting at either
+// host is the only way on, for both.
+func TestRedisLosesItsData(t *testing.T) {
+	t.Parallel()
+	p := newPair(t)
+	p.start()
+	c := newCrowd(p)
+	var admins [2]donav1.HostAdminClient
+	for i := range admins {
+		admins[i] = donav1.NewHostAdminClient(p.alone(i))
+	}
+	state := func(i int) string {
+		ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+		defer cancel()
+		h, err := admins[i].GetHost(ctx, &donav1.GetHostRequest{})
+		if err != nil {
+			return err.Error()
+		}
+		return h.StoreState
+	}
+	foreign := func() bool {
+		return strings.HasPrefix(state(0), "foreign: it is empty") && strings.HasPrefix(state(1), "foreign: it is empty")
+	}
+	for round, lose := range []func(){
+		func() { p.server.Do("FLUSHALL") },
+		func() {
+			p.server.Kill()
+			if err := os.RemoveAll(filepath.Join(p.server.Dir, "appendonlydir")); err != nil {
+				t.Fatal(err)
+			}
+			p.server.Restart()
+		},
+	} {
+		c.lives("before the loss", round)
+		until(t, "quiet", func() bool { return c.watchers[0].version.Load() == c.watchers[5].version.Load() })
+		versions := make([]uint64, len(c.watchers))
+		for n, w := range c.watchers {
+			versions[n] = w.version.Load()
+		}
+		lose()
+		lost := time.Now()
+		until(t, "both hosts to notice", foreign)
+		t.Logf("noticed after %v; 1 s is the goal", time.Since(lost).Round(time.Millisecond))
+		before := c.decisions.Load()
+		until(t, "decisions without a store", func() bool { return c.decisions.Load() > before+400 })
+		for n, w := range c.watchers {
+			if w.version.Load() != versions[n] || w.seen.Load() != 2*crowdEndpoints {
+				t.Errorf("watcher %d is shown version %d with %d endpoints by a host whose store is foreign", n, w.version.Load(), w.seen.Load())
+			}
+		}
+		if !foreign() {
+			t.Errorf("the hosts went on by themselves: %s; %s", state(0), state(1))
+		}
+		ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+		h, err := admins[round].AdoptStore(ctx, &donav1.AdoptStoreRequest{Reason: fmt.Sprint("round ", round)})
+		cancel()
+		if err != nil || h.StoreState != "ready" {
+			t.Fatalf("adopting: %v, %v", h, err)
+		}
+		adopted := time.Now()
+		until(t, "the other host to go on", func() bool { return state(1-round) == "ready" })
+		c.lives("after the adoption", 1-round)
+		c.settled("all endpoints after the adoption")
+		t.Logf("all clients are on the new generation after %v", time.Since(adopted).Round(time.Millisecond))
+	}
+	c.end()
+	for _, h := range p.hosts {
+		h.kill()
+	}
+	p.hosts[0].ledger()
+}
+
+// TestStopInTheMiddleOfAStep (H3, C6): a host is stopped in the middle of a step of a
+// rollout; the other takes that step and the next, and then the first goes on. What it
+// had begun is refused: each step is in the audit chain once, the chain has no fork,
+// and no version falls.
+func TestStopInTheMiddleOfAStep(t *testing.T) {
+	for _, point := range []string{"rollout.before-step", "rollout.inside-step"} {
+		t.Run(point, func(t *testing.T) {
+			t.Parallel()
+			p := newPair(t)
+			p.hosts[0].env = []string{"DONA_CRASH_POINT=" + point + ":1:stop"}
+			p.start()
+			ctx, cancel := context.WithCancel(context.Background())
+			var all sync.WaitGroup
+			defer func() { cancel(); all.Wait() }()
+			problems, sums := make(chan string, 100), newSums()
+			first, client := donav1.NewControlPlaneClient(p.alone(0)), donav1.NewControlPlaneClient(p.alone(1))
+			for _, v := range []string{"v1", "v2"} {
+				all.Go(fleet(ctx, client, v, 3).Wait)
+			}
+			for i := range p.hosts {
+				w := &watcher{problems: problems, look: func(f *donav1.ConfigSnapshot) string {
+					if wrong := checkFrame(f); wrong != "" {
+						return wrong
+					}
+					return sums.note(i, f.Version, f.Checksum)
+				}}
+				conn := donav1.NewControlPlaneClient(p.alone(i))
+				all.Go(func() { w.run(ctx, conn, fmt.Sprint("c", i)) })
+				until(t, "the endpoints", func() bool { return w.seen.Load() == 6 })
+			}
+			all.Go(func() {
+				for n := uint64(1); ctx.Err() == nil; n++ {
+					_, _ = client.ReportStats(ctx, &donav1.StatsBatch{ReporterId: "r", Sequence: n, Calls: []*donav1.CallOutcome{
+						{Service: "web", Variant: "v2", EndpointId: "v2-000", Success: true, LatencyUs: 1000, UnixMs: time.Now().UnixMilli(), Count: 5}}})
+					pause(ctx, 50*time.Millisecond)
+				}
+			})
+			stopped := func() bool { return stateOf(p.hosts[0].cmd.Process.Pid) == 'T' }
+			rollout := func() *donav1.RolloutStatus {
+				s, err := client.GetStatus(ctx, &donav1.GetStatusRequest{Service: "web"})
+				if err != nil {
+					t.Fatal(err)
+				}
+				return s.Rollout
+			}
+			until(t, "the host to stop in a step", func() bool {
+				if stopped() {
+					return true
+				}
+				// The host that takes the call looks at once, and takes the first step.
+				ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
+				defer cancel()
+				_, _ = first.StartRollout(ctx, &donav1.StartRolloutRequest{
+					Service: "web", CanaryVariant: "v2", StableVariant: "v1", Steps: []uint32{10, 20, 30, 40, 50, 100}, StepSeconds: 1,
+					MaxErrorPercent: 50, MinRequests: 1,
+				})
+				return stopped()
+			})
+			step := rollout()
+			until(t, "the other host to take two steps", func() bool {
+				now := rollout()
+				return now.Id != step.Id || now.State > donav1.RolloutStatus_STATE_PAUSED || now.StepIndex >= step.StepIndex+2
+			})
+			if err := p.hosts[0].cmd.Process.Signal(syscall.SIGCONT); err != nil {
+				t.Fatal(err)
+			}
+			t.Logf("stopped at %s of step %d, continued at step %d", step.State, step.StepIndex, rollout().StepIndex)
+			until(t, "the rollout to be promoted", func() bool { return rollout().State == donav1.RolloutStatus_STATE_PROMOTED })
+			cancel()
+			all.Wait()
+			close(problems)
+			for problem := range problems {
+				t.Error(problem)
+			}
+			for _, h := range p.hosts {
+				h.kill()
+			}
+			p.hosts[0].ledger() // each step from where the last one left
+		})
+	}
+}
+
+// stateOf is a process's state as the kernel has it: T is stopped.
+func stateOf(pid int) byte {
+	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if err != nil {
+		return 0
+	}
+	_, rest, _ := strings.Cut(string(stat), ") ")
+	return rest[0]
+}
+
+// TestRestartStorm (R10): both hosts and their Redis die and come back in turn, under
+// everything a host has to do at once. Nothing acknowledged is lost, nothing is there
+// twice, and no step of a rollout is taken twice.
+func TestRestartStorm(t *testing.T) {
+	t.Parallel()
+	rounds := 6
+	if os.Getenv("REPEAT") != "" {
+		rounds = 20
+	}
+	p := newPair(t)
+	p.start()
+	tr := begin(p.hosts[0], load{endpoints: 4, flags: 1, watchers: 3})
+	tr.settled("every client to see every endpoint", 8)
+	rng := rand.New(rand.NewPCG(7, 11))
+	for round := range rounds {
+		pause(context.Background(), time.Duration(200+rng.IntN(1500))*time.Millisecond)
+		switch what := round % 3; what {
+		case 2:
+			p.server.Kill()
+			p.server.Restart()
+		default:
+			p.hosts[what].kill()
+			p.hosts[what].start()
+		}
+	}
+	before := tr.rollouts()
+	until(t, "two rollouts to end after the storm", func() bool { return tr.rollouts() >= before+2 })
+	tr.settled("every client to see every endpoint after the storm", 8)
+	tr.end()
+	for _, h := range p.hosts {
+		h.kill()
+	}
+	tr.holds(p.hosts[0])
+}
