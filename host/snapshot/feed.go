@@ -121,8 +121,8 @@ func (fd *feed) step(ctx context.Context, p *pace, hurry bool) (wait time.Time, 
 	early := false
 	if cur != nil {
 		have := cur.built.Version
-		over, lost := fd.feeds.lostUntil(have)
-		if lost && head.Version != have {
+		over, held := fd.feeds.heldUntil(cur)
+		if held && head.Version != have {
 			if time.Now().Before(over) {
 				return over, nil // what is published is more than what is back
 			}
@@ -163,6 +163,7 @@ func (fd *feed) build(ctx context.Context, cur *published) error {
 	if cur != nil {
 		previous = cur.built
 	}
+	gap := fd.feeds.gapNow() // before the look: a fault that comes in between counts as one after it
 	var b *Built
 	err := fd.view(ctx, func(tx store.ReadTx) (err error) {
 		b, err = fd.feeds.o.Source.Build(tx, fd.name, previous)
@@ -178,6 +179,7 @@ func (fd *feed) build(ctx context.Context, cur *published) error {
 	if err != nil {
 		return err
 	}
+	next.gap = gap
 	crash.Point("snapshot.before-publish") // committed, and no watcher knows
 	fd.current.Store(next)
 	fd.feeds.metrics.published.Inc()

@@ -42,6 +42,7 @@ type published struct {
 	built      *Built
 	full       *Frame
 	superseded chan struct{}
+	gap        uint64                 // the newest gap that was known when it was built
 	bases      atomic.Pointer[[]base] // what deltas to this version may start from
 
 	once         sync.Once

@@ -14,6 +14,24 @@ func (f *Feeds) lostUntil(version uint64) (over time.Time, lost bool) {
 	return f.over, f.gap.holds(version)
 }
 
+// gapNow returns how far the newest gap goes: it tells gaps apart.
+func (f *Feeds) gapNow() (before uint64) {
+	f.gapMu.Lock()
+	defer f.gapMu.Unlock()
+	f.lookForGap()
+	return f.gap.Before
+}
+
+// heldUntil is lostUntil for what a feed has published. What was built after the
+// fault came to light is what there is, whatever its version: only what was built
+// before can be more than what is back.
+func (f *Feeds) heldUntil(p *published) (over time.Time, held bool) {
+	f.gapMu.Lock()
+	defer f.gapMu.Unlock()
+	f.lookForGap()
+	return f.over, f.gap.holds(p.built.Version) && p.gap < f.gap.Before
+}
+
 // lookForGap begins a grace when there is a gap that was not there before. One
 // that comes within the grace of another counts from where that began: what came
 // back in between may be a small part of what was lost. The caller holds gapMu.

@@ -67,6 +67,36 @@ func TestFeedHoldsWhatWasLost(t *testing.T) {
 	})
 }
 
+// What is published after a fault is what there is: it is not held back, although
+// its version is one of those that a fault took, as after two crashes in a row. Who
+// waits then gets what came back, and not what there was at the start.
+func TestWhatIsBuiltAfterAFaultIsNotHeld(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const grace = 10 * time.Second
+		st, l := openStore(t), &lostGap{}
+		before := apply(t, st, "other", change{put: ids(1)})
+		kept := apply(t, st, "a", change{put: ids(1)})
+		l.set(snapshot.Gap{After: before - 1, Before: kept + 1})
+		feeds := newFeeds(t, st, &services{}, func(o *snapshot.Options) { o.Lost, o.Grace, o.OnLost = l.lost, grace, l.renew })
+		defer feeds.Close()
+		began := time.Now()
+		fresh := subscribe(t, feeds, "a", snapshot.Watcher{})
+		defer fresh.Close()
+		back := subscribe(t, feeds, "a", snapshot.Watcher{LastVersion: before})
+		defer back.Close()
+		if f := next(t, fresh); f.Version != kept {
+			t.Fatalf("version %d, want %d", f.Version, kept)
+		}
+		newest := apply(t, st, "a", change{put: ids(5)})
+		if f := next(t, fresh); f.Version != newest || time.Since(began) >= grace {
+			t.Errorf("version %d after %v, want %d within the grace", f.Version, time.Since(began), newest)
+		}
+		if f := next(t, back); f.Version != newest || time.Since(began) < grace {
+			t.Errorf("version %d after %v, want %d after the grace", f.Version, time.Since(began), newest)
+		}
+	})
+}
+
 // A name whose newest version was lost, and that nobody changes, is renewed once the
 // grace is over; a renewal that fails is tried again.
 func TestLostNameIsRenewed(t *testing.T) {
