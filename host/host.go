@@ -191,7 +191,7 @@ func (h *Host) Run(ctx context.Context) error {
 		return err
 	}
 	if h.waits != nil {
-		if goOn, err := h.standBy(ctx); !goOn {
+		if goOn, err := h.standBy(ctx); err != nil || !goOn {
 			return err
 		}
 		if err := h.wire(); err != nil {
