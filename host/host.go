@@ -86,7 +86,7 @@ type Host struct {
 func New(c *config.Config, log hclog.Logger) (h *Host, err error) {
 	h = &Host{
 		config: c, log: log, stopping: make(chan struct{}), fatal: make(chan error, 1), metrics: prometheus.NewRegistry(),
-		ledger: audit.New(c.TrustDomain), health: health.NewServer(), process: newProcess(),
+		ledger: audit.New(c.TrustDomain), health: health.NewServer(), process: rand.Text(),
 	}
 	h.health.SetServingStatus("", grpc_health_v1.HealthCheckResponse_NOT_SERVING)
 	// Before the store, which would be made: wrong settings change nothing.
