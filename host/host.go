@@ -33,6 +33,7 @@ import (
 	"github.com/dodona-project/dodona/host/session"
 	"github.com/dodona-project/dodona/host/snapshot"
 	"github.com/dodona-project/dodona/host/store"
+	"github.com/dodona-project/dodona/host/store/datadir"
 	"github.com/dodona-project/dodona/plugins"
 	"github.com/dodona-project/dodona/plugins/analysis"
 )
@@ -297,7 +298,7 @@ func (h *Host) announce() error {
 	if err != nil {
 		return err
 	}
-	return writeFile(filepath.Join(h.config.DataDir, "host.json"), append(text, '\n'))
+	return datadir.WriteFile(filepath.Join(h.config.DataDir, "host.json"), append(text, '\n'))
 }
 
 // collect removes what is left of past services, once an hour.
@@ -338,22 +339,5 @@ func hostID(dataDir string) (string, error) {
 		return "", err
 	}
 	id := hex.EncodeToString(b[:])
-	return id, writeFile(name, []byte(id+"\n"))
-}
-
-// writeFile replaces a file of the host's own as one step.
-func writeFile(name string, data []byte) error {
-	tmp, err := os.CreateTemp(filepath.Dir(name), "."+filepath.Base(name)+".*") // 0600
-	if err != nil {
-		return err
-	}
-	defer func() { _ = os.Remove(tmp.Name()) }()
-	if _, err := tmp.Write(data); err != nil {
-		_ = tmp.Close()
-		return err
-	}
-	if err := tmp.Close(); err != nil {
-		return err
-	}
-	return os.Rename(tmp.Name(), name)
+	return id, datadir.WriteFile(name, []byte(id+"\n"))
 }
