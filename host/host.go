@@ -33,6 +33,7 @@ import (
 	"github.com/dodona-project/dodona/host/session"
 	"github.com/dodona-project/dodona/host/snapshot"
 	"github.com/dodona-project/dodona/host/store"
+	"github.com/dodona-project/dodona/host/store/datadir"
 	"github.com/dodona-project/dodona/plugins"
 	"github.com/dodona-project/dodona/plugins/analysis"
 )
@@ -86,7 +87,7 @@ type Host struct {
 func New(c *config.Config, log hclog.Logger) (h *Host, err error) {
 	h = &Host{
 		config: c, log: log, stopping: make(chan struct{}), fatal: make(chan error, 1), metrics: prometheus.NewRegistry(),
-		ledger: audit.New(c.TrustDomain), health: health.NewServer(), process: newProcess(),
+		ledger: audit.New(c.TrustDomain), health: health.NewServer(), process: rand.Text(),
 	}
 	h.health.SetServingStatus("", grpc_health_v1.HealthCheckResponse_NOT_SERVING)
 	// Before the store, which would be made: wrong settings change nothing.
@@ -191,7 +192,7 @@ func (h *Host) Run(ctx context.Context) error {
 		return err
 	}
 	if h.waits != nil {
-		if goOn, err := h.standBy(ctx); !goOn {
+		if goOn, err := h.standBy(ctx); err != nil || !goOn {
 			return err
 		}
 		if err := h.wire(); err != nil {
@@ -297,7 +298,7 @@ func (h *Host) announce() error {
 	if err != nil {
 		return err
 	}
-	return writeFile(filepath.Join(h.config.DataDir, "host.json"), append(text, '\n'))
+	return datadir.WriteFile(filepath.Join(h.config.DataDir, "host.json"), append(text, '\n'))
 }
 
 // collect removes what is left of past services, once an hour.
@@ -338,22 +339,5 @@ func hostID(dataDir string) (string, error) {
 		return "", err
 	}
 	id := hex.EncodeToString(b[:])
-	return id, writeFile(name, []byte(id+"\n"))
-}
-
-// writeFile replaces a file of the host's own as one step.
-func writeFile(name string, data []byte) error {
-	tmp, err := os.CreateTemp(filepath.Dir(name), "."+filepath.Base(name)+".*") // 0600
-	if err != nil {
-		return err
-	}
-	defer func() { _ = os.Remove(tmp.Name()) }()
-	if _, err := tmp.Write(data); err != nil {
-		_ = tmp.Close()
-		return err
-	}
-	if err := tmp.Close(); err != nil {
-		return err
-	}
-	return os.Rename(tmp.Name(), name)
+	return id, datadir.WriteFile(name, []byte(id+"\n"))
 }

@@ -105,9 +105,6 @@ func removeMember(tx store.Tx, id string) error {
 
 // others lists the other hosts of a shared store, for people.
 func (h *Host) others(ctx context.Context) (lines []string, err error) {
-	if !h.shared() {
-		return nil, nil
-	}
 	err = h.store.View(ctx, func(tx store.ReadTx) error {
 		lines = nil
 		entries, err := tx.Scan(memberIndex, 0, store.MaxScore, 0)

@@ -35,7 +35,7 @@ func (h *Host) newPlugins() (*plugins.Host, error) {
 		Logger: h.log.Named("plugins"), HostVersion: Version, Builtins: builtin.All(), Registerer: h.metrics,
 		Backoff: plugins.Backoff{Min: h.config.PluginBackoff.Min, Max: h.config.PluginBackoff.Max},
 		Plugins: map[plugins.ID]plugins.PluginConfig{},
-		OnEvent: func(e plugins.Event) { h.record(e) },
+		OnEvent: h.record,
 	}
 	for id, p := range h.config.Plugins {
 		kind, name, _ := strings.Cut(id, "/")
@@ -62,30 +62,30 @@ func (h *Host) newPlugins() (*plugins.Host, error) {
 // a development host are, unless the configuration says what they may check.
 func allowLoopback(o plugins.Options) {
 	for _, b := range o.Builtins {
-		if kind, _ := plugins.KindOf(b.Kind()); kind == plugins.KindProbe {
-			id := plugins.ID{Kind: kind, Name: b.Name()}
-			c := o.Plugins[id]
-			if _, said := c.Env[builtin.ProbeAllow]; said {
-				continue
-			}
-			c.Env = maps.Clone(c.Env)
-			if c.Env == nil {
-				c.Env = map[string]string{}
-			}
-			c.Env[builtin.ProbeAllow] = "loopback"
-			o.Plugins[id] = c
+		id := builtinID(b)
+		c := o.Plugins[id]
+		if _, said := c.Env[builtin.ProbeAllow]; said || id.Kind != plugins.KindProbe {
+			continue
 		}
+		c.Env = maps.Clone(c.Env)
+		if c.Env == nil {
+			c.Env = map[string]string{}
+		}
+		c.Env[builtin.ProbeAllow] = "loopback"
+		o.Plugins[id] = c
 	}
+}
+
+func builtinID(b *plugin.Plugin) plugins.ID {
+	kind, _ := plugins.KindOf(b.Kind())
+	return plugins.ID{Kind: kind, Name: b.Name()}
 }
 
 // files are the plugins with settings that have to be files: those that are not
 // built in, and those that replace what is.
 func files(o plugins.Options) (ids []plugins.ID) {
 	for id, p := range o.Plugins {
-		builtin := slices.ContainsFunc(o.Builtins, func(b *plugin.Plugin) bool {
-			kind, _ := plugins.KindOf(b.Kind())
-			return id == plugins.ID{Kind: kind, Name: b.Name()}
-		})
+		builtin := slices.ContainsFunc(o.Builtins, func(b *plugin.Plugin) bool { return builtinID(b) == id })
 		if !builtin || p.OverrideBuiltin {
 			ids = append(ids, id)
 		}

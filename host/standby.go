@@ -2,8 +2,6 @@ package host
 
 import (
 	"context"
-	"crypto/rand"
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"os"
@@ -17,13 +15,6 @@ import (
 
 // standByLook is how often a host that waits looks whether its store can be used.
 const standByLook = 100 * time.Millisecond
-
-// newProcess names this life of a host.
-func newProcess() string {
-	var b [8]byte
-	_, _ = rand.Read(b[:]) // never fails
-	return hex.EncodeToString(b[:])
-}
 
 // mustWait returns why a shared store cannot be used now and nil when it can, or when
 // waiting is of no use.

@@ -78,11 +78,7 @@ func admit(t *testing.T, n int) *ward {
 }
 
 func (w *ward) status() *donav1.StatusReply {
-	s, err := w.api.GetStatus(w.ctx, &donav1.GetStatusRequest{Service: "shop"})
-	if err != nil {
-		return nil
-	}
-	return s
+	return statusOf(w.ctx, w.api, "shop")
 }
 
 // in are the endpoints in the snapshot.
@@ -111,17 +107,11 @@ func (w *ward) probe(config map[string]any) {
 
 func (w *ward) plugin() *donav1.PluginStatus {
 	w.t.Helper()
-	list, err := donav1.NewHostAdminClient(w.conn).ListPlugins(w.ctx, &donav1.ListPluginsRequest{})
-	if err != nil {
-		w.t.Fatal(err)
+	s := pluginOf(w.ctx, w.t, w.conn, "probe", "http")
+	if s == nil {
+		w.t.Fatal("there is no probe http")
 	}
-	for _, s := range list.Plugins {
-		if s.Kind == "probe" && s.Name == "http" {
-			return s
-		}
-	}
-	w.t.Fatal("there is no probe http")
-	return nil
+	return s
 }
 
 // allAvailable waits until each endpoint was found well.

@@ -4,9 +4,9 @@ import (
 	"context"
 	"fmt"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
-	"time"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
@@ -31,20 +31,11 @@ func ship(t *testing.T, p *process) *shipment {
 	t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
 	s := &shipment{t: t, p: p, ctx: ctx, client: donav1.NewControlPlaneClient(p.dial())}
-	reports := make(chan struct{})
-	go func() {
-		defer close(reports)
-		for ; ctx.Err() == nil; pause(ctx, 50*time.Millisecond) {
-			b := &donav1.StatsBatch{}
-			for _, v := range []string{"v1", "v2"} {
-				b.Calls = append(b.Calls, &donav1.CallOutcome{Service: "web", Variant: v, Success: v == "v1" || !s.bad.Load(), LatencyUs: 900, UnixMs: time.Now().UnixMilli()})
-			}
-			_, _ = s.client.ReportStats(ctx, b) // soft: what is lost is lost
-		}
-	}()
+	var reports sync.WaitGroup
+	reports.Go(func() { reportCalls(ctx, s.client, &s.bad) })
 	t.Cleanup(func() {
 		cancel()
-		<-reports
+		reports.Wait()
 		for _, f := range s.fleets {
 			f.Wait()
 		}
@@ -99,11 +90,7 @@ func (s *shipment) deploy(r *donav1.Release, strategy donav1.StartDeploymentRequ
 
 // status is nil while the host is away.
 func (s *shipment) status() *donav1.StatusReply {
-	reply, err := s.client.GetStatus(s.ctx, &donav1.GetStatusRequest{Service: "web"})
-	if err != nil {
-		return nil
-	}
-	return reply
+	return statusOf(s.ctx, s.client, "web")
 }
 
 // reach waits until the newest deployment, which has to be id, is in a state.

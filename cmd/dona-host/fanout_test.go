@@ -68,7 +68,13 @@ func TestFlappingService(t *testing.T) {
 	}()
 	defer func() { cancel(); <-watched }()
 	until(t, "the first frame", func() bool { return frames.Load() > 0 })
-	time.Sleep(2500 * time.Millisecond) // the windows are back at their shortest
+	last, since := int64(0), time.Now()
+	until(t, "windows to be back at their shortest", func() bool {
+		if n := frames.Load(); n != last {
+			last, since = n, time.Now()
+		}
+		return time.Since(since) > 2500*time.Millisecond // without a frame; 2 s are enough
+	})
 
 	begin, frames0 := time.Now(), frames.Load()
 	over := begin.Add(10 * time.Second)

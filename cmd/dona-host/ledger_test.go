@@ -188,7 +188,7 @@ func (l *ledger) move(t *testing.T, kind string, d map[string]string) {
 func (l *ledger) agrees(t *testing.T, tx store.ReadTx) {
 	t.Helper()
 	members := func(index string) []string {
-		entries, err := tx.Scan(index, 0, 1<<53-1, 0)
+		entries, err := tx.Scan(index, 0, store.MaxScore, 0)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -27,7 +27,7 @@ type crowd struct {
 	p        *pair
 	cancel   context.CancelFunc
 	wg       sync.WaitGroup
-	problems chan string
+	problems problems
 	sums     *sums
 	watchers []*watcher // those of host 0 first
 	clients  []*dona.Service
@@ -43,19 +43,14 @@ const (
 func newCrowd(p *pair) *crowd {
 	p.t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
-	c := &crowd{p: p, cancel: cancel, problems: make(chan string, 100), sums: newSums()}
+	c := &crowd{p: p, cancel: cancel, problems: make(problems, 100), sums: newSums()}
 	p.t.Cleanup(c.end)
 	for i, h := range p.hosts {
 		// Endpoints move when their host breaks their streams; watchers stay.
 		c.wg.Go(fleet(ctx, donav1.NewControlPlaneClient(h.dial()), fmt.Sprint("v", i+1), crowdEndpoints).Wait)
 		conn := donav1.NewControlPlaneClient(p.alone(i))
 		for n := range 3 {
-			w := &watcher{problems: c.problems, least: crowdEndpoints, look: func(f *donav1.ConfigSnapshot) string {
-				if wrong := checkFrame(f); wrong != "" {
-					return wrong
-				}
-				return c.sums.note(i, f.Version, f.Checksum)
-			}}
+			w := &watcher{problems: c.problems, least: crowdEndpoints, look: c.sums.look(i)}
 			c.watchers = append(c.watchers, w)
 			c.wg.Go(func() { w.run(ctx, conn, fmt.Sprintf("h%d-%d", i, n)) })
 		}
@@ -80,7 +75,7 @@ func newCrowd(p *pair) *crowd {
 					pick.Done(dona.Outcome{Success: true, Latency: time.Millisecond})
 				case ctx.Err() == nil:
 					c.failed.Add(1)
-					c.problem("decision of client %d: %v", n, err)
+					c.problems.add("decision of client %d: %v", n, err)
 				}
 				c.decisions.Add(1)
 				pause(ctx, 250*time.Millisecond)
@@ -88,13 +83,6 @@ func newCrowd(p *pair) *crowd {
 		})
 	}
 	return c
-}
-
-func (c *crowd) problem(format string, args ...any) {
-	select {
-	case c.problems <- fmt.Sprintf(format, args...):
-	default:
-	}
 }
 
 // settled waits until the watchers of every host that runs see all endpoints.
@@ -153,14 +141,7 @@ func (c *crowd) end() {
 	if n := c.failed.Load(); n > 0 {
 		c.p.t.Errorf("%d of %d decisions failed", n, c.decisions.Load())
 	}
-	for {
-		select {
-		case problem := <-c.problems:
-			c.p.t.Error(problem)
-		default:
-			return
-		}
-	}
+	c.problems.report(c.p.t)
 }
 
 // TestFaultsUnderTwoHosts (R1, R4, H3): kill -9 and SIGSTOP of either host, and of
@@ -312,18 +293,13 @@ func TestStopInTheMiddleOfAStep(t *testing.T) {
 			ctx, cancel := context.WithCancel(context.Background())
 			var all sync.WaitGroup
 			defer func() { cancel(); all.Wait() }()
-			problems, sums := make(chan string, 100), newSums()
+			wrong, sums := make(problems, 100), newSums()
 			first, client := donav1.NewControlPlaneClient(p.alone(0)), donav1.NewControlPlaneClient(p.alone(1))
 			for _, v := range []string{"v1", "v2"} {
 				all.Go(fleet(ctx, client, v, 3).Wait)
 			}
 			for i := range p.hosts {
-				w := &watcher{problems: problems, look: func(f *donav1.ConfigSnapshot) string {
-					if wrong := checkFrame(f); wrong != "" {
-						return wrong
-					}
-					return sums.note(i, f.Version, f.Checksum)
-				}}
+				w := &watcher{problems: wrong, look: sums.look(i)}
 				conn := donav1.NewControlPlaneClient(p.alone(i))
 				all.Go(func() { w.run(ctx, conn, fmt.Sprint("c", i)) })
 				until(t, "the endpoints", func() bool { return w.seen.Load() == 6 })
@@ -368,10 +344,7 @@ func TestStopInTheMiddleOfAStep(t *testing.T) {
 			until(t, "the rollout to be promoted", func() bool { return rollout().State == donav1.RolloutStatus_STATE_PROMOTED })
 			cancel()
 			all.Wait()
-			close(problems)
-			for problem := range problems {
-				t.Error(problem)
-			}
+			wrong.report(t)
 			for _, h := range p.hosts {
 				h.kill()
 			}

@@ -123,6 +123,16 @@ func newSums() *sums {
 	return &sums{seen: map[uint64]string{}, at: map[uint64]time.Time{}, from: map[uint64]int{}}
 }
 
+// look says what is wrong with a frame that a watcher of host has got.
+func (s *sums) look(host int) func(*donav1.ConfigSnapshot) string {
+	return func(f *donav1.ConfigSnapshot) string {
+		if wrong := checkFrame(f); wrong != "" {
+			return wrong
+		}
+		return s.note(host, f.Version, f.Checksum)
+	}
+}
+
 // note returns what is wrong with a version as a watcher of host saw it.
 func (s *sums) note(host int, version uint64, sum []byte) string {
 	s.mu.Lock()
@@ -163,17 +173,12 @@ func TestTwoHosts(t *testing.T) {
 	defer func() { cancel(); all.Wait() }()
 	var clients [2]donav1.ControlPlaneClient
 	sums := newSums()
-	problems := make(chan string, 100)
+	wrong := make(problems, 100)
 	var watchers [2]*watcher
 	for i := range clients {
 		clients[i] = donav1.NewControlPlaneClient(p.alone(i))
 		all.Go(fleet(ctx, clients[i], fmt.Sprint("v", i+1), 5).Wait)
-		watchers[i] = &watcher{problems: problems, look: func(f *donav1.ConfigSnapshot) string {
-			if wrong := checkFrame(f); wrong != "" {
-				return wrong
-			}
-			return sums.note(i, f.Version, f.Checksum)
-		}}
+		watchers[i] = &watcher{problems: wrong, look: sums.look(i)}
 		all.Go(func() { watchers[i].run(ctx, clients[i], fmt.Sprint("c", i)) })
 	}
 	until(t, "both to see all endpoints", func() bool { return watchers[0].seen.Load() == 10 && watchers[1].seen.Load() == 10 })
@@ -226,10 +231,7 @@ func TestTwoHosts(t *testing.T) {
 	until(t, "both watchers to be at one version", func() bool { return watchers[0].version.Load() == watchers[1].version.Load() })
 	cancel()
 	all.Wait()
-	close(problems)
-	for problem := range problems {
-		t.Error(problem)
-	}
+	wrong.report(t)
 	for _, h := range p.hosts {
 		h.kill()
 	}

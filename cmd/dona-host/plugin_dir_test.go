@@ -50,16 +50,8 @@ func TestPluginIsDroppedIn(t *testing.T) {
 	endpoints := fleet(ctx, client, "v1", 2)
 	t.Cleanup(func() { cancel(); endpoints.Wait() })
 	plugin := func(kind, name string) *donav1.PluginStatus {
-		list, err := donav1.NewHostAdminClient(conn).ListPlugins(ctx, &donav1.ListPluginsRequest{})
-		if err != nil {
-			t.Fatal(err)
-		}
-		for _, s := range list.Plugins {
-			if s.Kind == kind && s.Name == name {
-				return s
-			}
-		}
-		return nil
+		t.Helper()
+		return pluginOf(ctx, t, conn, kind, name)
 	}
 	until(t, "the broken one to be shown", func() bool {
 		s := plugin("unknown", "broken")

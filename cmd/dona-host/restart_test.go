@@ -87,7 +87,7 @@ type watcher struct {
 	least    int // never fewer endpoints, once it has seen as many
 	version  atomic.Uint64
 	seen     atomic.Int64 // endpoints of the newest frame
-	problems chan string
+	problems problems
 	look     func(*donav1.ConfigSnapshot) string // says what else is wrong with a frame; may be nil
 }
 
@@ -105,7 +105,7 @@ func (w *watcher) run(ctx context.Context, client donav1.ControlPlaneClient, id 
 				break
 			}
 			if f.Version < w.version.Load() {
-				w.problem("%s: version %d after %d", id, f.Version, w.version.Load())
+				w.problems.add("%s: version %d after %d", id, f.Version, w.version.Load())
 			}
 			w.version.Store(f.Version)
 			sum = f.Checksum
@@ -122,32 +122,25 @@ func (w *watcher) run(ctx context.Context, client donav1.ControlPlaneClient, id 
 				held, wrong = mirror.Full(f)
 			}
 			if wrong != nil {
-				w.problem("%s: version %d: %v", id, f.Version, wrong)
+				w.problems.add("%s: version %d: %v", id, f.Version, wrong)
 				break
 			}
 			f = held.Config()
 			if w.look != nil {
 				if wrong := w.look(f); wrong != "" {
-					w.problem("%s: %s", id, wrong)
+					w.problems.add("%s: %s", id, wrong)
 				}
 			}
 			w.seen.Store(int64(len(f.Endpoints)))
 			full = full || len(f.Endpoints) >= w.least
 			if full && len(f.Endpoints) < w.least {
-				w.problem("%s: version %d has %d endpoints, want at least %d", id, f.Version, len(f.Endpoints), w.least)
+				w.problems.add("%s: version %d has %d endpoints, want at least %d", id, f.Version, len(f.Endpoints), w.least)
 			}
 		}
 		select {
 		case <-ctx.Done():
 		case <-time.After(100 * time.Millisecond):
 		}
-	}
-}
-
-func (w *watcher) problem(format string, args ...any) {
-	select {
-	case w.problems <- fmt.Sprintf(format, args...):
-	default:
 	}
 }
 
@@ -162,7 +155,7 @@ func TestRestart(t *testing.T) {
 	ctx, cancel := context.WithCancel(context.Background())
 	var all sync.WaitGroup
 	defer func() { cancel(); all.Wait() }()
-	problems := make(chan string, 100)
+	wrong := make(problems, 100)
 	var conns []*grpc.ClientConn
 	for range 4 { // a host takes 250 streams a connection
 		conns = append(conns, p.dial())
@@ -175,7 +168,7 @@ func TestRestart(t *testing.T) {
 	all.Go(leave.Wait)
 	watchers := make([]*watcher, clients)
 	for i := range watchers {
-		w := &watcher{least: endpoints * 9 / 10, problems: problems}
+		w := &watcher{least: endpoints * 9 / 10, problems: wrong}
 		watchers[i] = w
 		all.Go(func() { w.run(ctx, donav1.NewControlPlaneClient(conns[1+i%3]), fmt.Sprintf("c%02d", i)) })
 	}
@@ -250,10 +243,7 @@ func TestRestart(t *testing.T) {
 	}
 	cancel()
 	all.Wait()
-	close(problems)
-	for problem := range problems {
-		t.Error(problem)
-	}
+	wrong.report(t)
 }
 
 // inspect reads a copy of a dead host's store.

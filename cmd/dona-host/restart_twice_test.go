@@ -19,15 +19,15 @@ func TestRestartTwice(t *testing.T) {
 	p := newProcess(t)
 	p.start()
 	ctx, cancel := context.WithCancel(context.Background())
-	problems := make(chan string, 100)
+	wrong := make(problems, 100)
 	streams, watches := p.dial(), p.dial()
 	client := donav1.NewControlPlaneClient(streams)
 	fleets := fleet(ctx, client, "v1", endpoints)
-	tr := &traffic{t: t, cancel: cancel, problems: problems}
+	tr := &traffic{t: t, cancel: cancel, problems: wrong}
 	t.Cleanup(tr.end)
 	tr.wg.Go(fleets.Wait)
 	for i := range 5 {
-		w := &watcher{least: endpoints * 9 / 10, problems: problems}
+		w := &watcher{least: endpoints * 9 / 10, problems: wrong}
 		tr.watchers = append(tr.watchers, w)
 		tr.wg.Go(func() { w.run(ctx, donav1.NewControlPlaneClient(watches), fmt.Sprint("c", i)) })
 	}

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net/http"
 	"net/http/httptest"
+	"sync"
 	"sync/atomic"
 	"syscall"
 	"testing"
@@ -34,18 +35,9 @@ func roll(t *testing.T, p *process, req *donav1.StartRolloutRequest) *canary {
 	conn := p.dial()
 	c := &canary{t: t, ctx: ctx, client: donav1.NewControlPlaneClient(conn), conn: conn}
 	stable, fresh := fleet(ctx, c.client, "v1", 2), fleet(ctx, c.client, "v2", 2)
-	reports := make(chan struct{})
-	go func() {
-		defer close(reports)
-		for ; ctx.Err() == nil; pause(ctx, 50*time.Millisecond) {
-			b := &donav1.StatsBatch{}
-			for _, v := range []string{"v1", "v2"} {
-				b.Calls = append(b.Calls, &donav1.CallOutcome{Service: "web", Variant: v, Success: v == "v1" || !c.bad.Load(), LatencyUs: 900, UnixMs: time.Now().UnixMilli()})
-			}
-			_, _ = c.client.ReportStats(ctx, b) // soft: what is lost is lost
-		}
-	}()
-	t.Cleanup(func() { cancel(); stable.Wait(); fresh.Wait(); <-reports })
+	var reports sync.WaitGroup
+	reports.Go(func() { reportCalls(ctx, c.client, &c.bad) })
+	t.Cleanup(func() { cancel(); stable.Wait(); fresh.Wait(); reports.Wait() })
 	until(t, "the endpoints", func() bool { return len(c.status().GetConfig().GetEndpoints()) == 4 })
 	req.Service, req.CanaryVariant, req.StableVariant = "web", "v2", "v1"
 	if _, err := c.client.StartRollout(ctx, req); err != nil {
@@ -56,15 +48,10 @@ func roll(t *testing.T, p *process, req *donav1.StartRolloutRequest) *canary {
 
 // status is nil while the host is away.
 func (c *canary) status() *donav1.StatusReply {
-	s, err := c.client.GetStatus(c.ctx, &donav1.GetStatusRequest{Service: "web"})
-	if err != nil {
-		return nil
-	}
-	return s
+	return statusOf(c.ctx, c.client, "web")
 }
 
-// reach waits for a state of the rollout, and demands on its way there that
-// nothing but PROGRESSING moves the weights.
+// reach waits for a state of the rollout, which must not end in another.
 func (c *canary) reach(state donav1.RolloutStatus_State) (s *donav1.StatusReply) {
 	c.t.Helper()
 	until(c.t, state.String(), func() bool {
@@ -151,16 +138,7 @@ func TestAnalysisDies(t *testing.T) {
 
 func (c *canary) plugin(kind, name string) *donav1.PluginStatus {
 	c.t.Helper()
-	list, err := donav1.NewHostAdminClient(c.conn).ListPlugins(c.ctx, &donav1.ListPluginsRequest{})
-	if err != nil {
-		c.t.Fatal(err)
-	}
-	for _, s := range list.Plugins {
-		if s.Kind == kind && s.Name == name {
-			return s
-		}
-	}
-	return nil
+	return pluginOf(c.ctx, c.t, c.conn, kind, name)
 }
 
 // TestRolloutOutlivesTheHost (H1): a rollout is where it was after kill -9, its

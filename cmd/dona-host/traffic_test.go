@@ -25,7 +25,7 @@ type traffic struct {
 	t        *testing.T
 	cancel   context.CancelFunc
 	wg       sync.WaitGroup
-	problems chan string
+	problems problems
 
 	flags    []*counter // of each flag: the number of its newest setting
 	reports  counter    // sequence of the newest batch
@@ -38,6 +38,24 @@ type traffic struct {
 	canary string // what reports go for
 	bad    bool   // it fails
 	ended  map[string]donav1.RolloutStatus_State
+}
+
+// problems are what goroutines of a test have found wrong, the first hundred of them.
+type problems chan string
+
+func (p problems) add(format string, args ...any) {
+	select {
+	case p <- fmt.Sprintf(format, args...):
+	default:
+	}
+}
+
+// report fails the test for each, once nobody adds any more.
+func (p problems) report(t *testing.T) {
+	t.Helper()
+	for len(p) > 0 {
+		t.Error(<-p)
+	}
 }
 
 // counter numbers actions: acked never passes what the host has, and that never
@@ -56,7 +74,7 @@ type load struct {
 // begin starts the traffic; end has to be called.
 func begin(p *process, l load) *traffic {
 	ctx, cancel := context.WithCancel(context.Background())
-	tr := &traffic{t: p.t, cancel: cancel, problems: make(chan string, 100), ended: map[string]donav1.RolloutStatus_State{}}
+	tr := &traffic{t: p.t, cancel: cancel, problems: make(problems, 100), ended: map[string]donav1.RolloutStatus_State{}}
 	p.t.Cleanup(tr.end)
 	streams, calls := p.dial(), donav1.NewControlPlaneClient(p.dial())
 	for _, variant := range []string{"v1", "v2"} {
@@ -113,7 +131,7 @@ func (tr *traffic) decide(p *process) {
 				pick.Done(dona.Outcome{Success: true, Latency: time.Millisecond})
 			case ctx.Err() == nil:
 				tr.failed.Add(1)
-				tr.problem("decision %d: %v", i, err)
+				tr.problems.add("decision %d: %v", i, err)
 			}
 			tr.decisions.Add(1)
 			pause(ctx, 2*time.Millisecond)
@@ -213,18 +231,11 @@ func (tr *traffic) insist(ctx context.Context, what string, call func(ctx contex
 		case err == nil:
 			return true
 		case code != codes.Unavailable && code != codes.Canceled && ctx.Err() == nil:
-			tr.problem("%s: %v", what, err)
+			tr.problems.add("%s: %v", what, err)
 		}
 		pause(ctx, 10*time.Millisecond)
 	}
 	return false
-}
-
-func (tr *traffic) problem(format string, args ...any) {
-	select {
-	case tr.problems <- fmt.Sprintf(format, args...):
-	default:
-	}
 }
 
 // rollouts is how many have ended, as far as anybody looked.
@@ -234,8 +245,7 @@ func (tr *traffic) rollouts() int {
 	return len(tr.ended)
 }
 
-// settled waits until every watcher has all endpoints, of the newest version or
-// nearly so.
+// settled waits until every watcher sees so many endpoints.
 func (tr *traffic) settled(what string, endpoints int) {
 	tr.t.Helper()
 	until(tr.t, what, func() bool {
@@ -256,14 +266,7 @@ func (tr *traffic) end() {
 	tr.cancel()
 	tr.wg.Wait()
 	tr.cancel = nil
-	for {
-		select {
-		case problem := <-tr.problems:
-			tr.t.Error(problem)
-		default:
-			return
-		}
-	}
+	tr.problems.report(tr.t)
 }
 
 // holds looks into a dead host's store: nothing acknowledged is lost, nothing is
@@ -304,6 +307,42 @@ func (tr *traffic) holds(p *process) {
 			p.t.Errorf("rollout %s was seen to end as %s, the audit chain says %+v", id, state, r)
 		}
 	}
+}
+
+// reportCalls reports a call of each variant 20 times a second until ctx ends; those
+// of v2 fail while bad is set.
+func reportCalls(ctx context.Context, client donav1.ControlPlaneClient, bad *atomic.Bool) {
+	for ; ctx.Err() == nil; pause(ctx, 50*time.Millisecond) {
+		b := &donav1.StatsBatch{}
+		for _, v := range []string{"v1", "v2"} {
+			b.Calls = append(b.Calls, &donav1.CallOutcome{Service: "web", Variant: v, Success: v == "v1" || !bad.Load(), LatencyUs: 900, UnixMs: time.Now().UnixMilli()})
+		}
+		_, _ = client.ReportStats(ctx, b) // soft: what is lost is lost
+	}
+}
+
+// statusOf is nil while the host is away.
+func statusOf(ctx context.Context, client donav1.ControlPlaneClient, service string) *donav1.StatusReply {
+	s, err := client.GetStatus(ctx, &donav1.GetStatusRequest{Service: service})
+	if err != nil {
+		return nil
+	}
+	return s
+}
+
+// pluginOf is nil when the host knows no such plugin.
+func pluginOf(ctx context.Context, t *testing.T, conn *grpc.ClientConn, kind, name string) *donav1.PluginStatus {
+	t.Helper()
+	list, err := donav1.NewHostAdminClient(conn).ListPlugins(ctx, &donav1.ListPluginsRequest{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, s := range list.Plugins {
+		if s.Kind == kind && s.Name == name {
+			return s
+		}
+	}
+	return nil
 }
 
 func pause(ctx context.Context, d time.Duration) {

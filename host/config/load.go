@@ -212,6 +212,9 @@ func (l *loader) mapping(n *yaml.Node, prefix string, settings map[string]Settin
 // pluginKinds are the sections that settings of single plugins are in.
 var pluginKinds = []string{"analysis", "probe", "strategy"}
 
+// pluginSettings are those of a single plugin, as an error lists them.
+const pluginSettings = "deadline, env, maxAddressSpaceMiB, maxConcurrency, override_builtin, required"
+
 // under lists the words that may follow prefix.
 func under(settings map[string]Setting, prefix string) []string {
 	words := map[string]bool{}
@@ -248,7 +251,7 @@ func (l *loader) plugins(n *yaml.Node, kind string) {
 			continue
 		}
 		if body.Kind != yaml.MappingNode {
-			l.add(l.at(body), key, "is not a mapping: allowed are deadline, env, maxAddressSpaceMiB, maxConcurrency, override_builtin, required")
+			l.add(l.at(body), key, "is not a mapping: allowed are "+pluginSettings)
 			continue
 		}
 		l.config.Plugins[id] = l.plugin(body, key)
@@ -298,7 +301,7 @@ func (l *loader) plugin(n *yaml.Node, prefix string) (p Plugin) {
 			}
 			p.AddressSpace = uint64(max(c, 0)) << 20
 		default:
-			l.add(l.at(keyNode), key, "is not a setting: allowed here are deadline, env, maxAddressSpaceMiB, maxConcurrency, override_builtin, required")
+			l.add(l.at(keyNode), key, "is not a setting: allowed here are "+pluginSettings)
 		}
 	}
 	return p

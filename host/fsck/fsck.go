@@ -40,8 +40,9 @@ func (r *Report) problem(format string, args ...any) {
 }
 
 // Run checks a store. Each service is looked at as of one revision, and its chain up
-// to the head that it then has; what is written meanwhile is no harm. Chains of services that are gone are not
-// found. An error means that the store could not be read, and that nothing is known.
+// to the head that it then has; what is written meanwhile is no harm. Chains of
+// services that are gone are not found. An error means that the store could not be
+// read, and that nothing is known.
 func Run(ctx context.Context, st store.Store, trustDomain string) (Report, error) {
 	var r Report
 	log := audit.New(trustDomain)
@@ -55,18 +56,17 @@ func Run(ctx context.Context, st store.Store, trustDomain string) (Report, error
 	}
 	r.Services = len(services)
 	for _, name := range services {
-		if err := st.View(ctx, func(tx store.ReadTx) error {
-			records, problems, err := plane.Verify(tx, name)
-			if err != nil {
-				return err
-			}
-			r.Records += records
-			for _, p := range problems {
-				r.problem("service %s: %s", name, p)
-			}
-			return nil
+		var records int
+		var problems []string
+		if err := st.View(ctx, func(tx store.ReadTx) (err error) {
+			records, problems, err = plane.Verify(tx, name)
+			return err
 		}); err != nil {
 			return r, fmt.Errorf("service %s: %w", name, err)
+		}
+		r.Records += records
+		for _, p := range problems {
+			r.problem("service %s: %s", name, p)
 		}
 	}
 	for _, chain := range append([]string{audit.HostChain, audit.PoolChain}, services...) {
@@ -84,21 +84,16 @@ func (r *Report) chain(ctx context.Context, st store.Store, log *audit.Log, trus
 	v := *audit.NewVerifier(trustDomain, chain)
 	for done := false; !done; {
 		var next audit.Verifier
-		var bad error
 		err := st.View(ctx, func(tx store.ReadTx) (err error) {
 			next, done, err = log.CheckOn(tx, chain, v, pageLen)
-			if bad = nil; errors.Is(err, audit.ErrBroken) {
-				bad = err
-				return nil
-			}
 			return err
 		})
+		if errors.Is(err, audit.ErrBroken) {
+			r.problem("%v", err)
+			return nil
+		}
 		if err != nil {
 			return err
-		}
-		if bad != nil {
-			r.problem("%v", bad)
-			return nil //nolint:nilerr // a broken chain is what was found, not a failure to look
 		}
 		v = next
 	}

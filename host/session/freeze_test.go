@@ -249,24 +249,27 @@ func TestManyLeasesEnd(t *testing.T) {
 	})
 }
 
+// beside starts another host on the rig's store. Its sweep does not run.
+func (r *rig) beside(name string) *session.Registry {
+	r.Helper()
+	reg, err := session.New(session.Options{
+		Store: r.store, Plane: r.plane, PlaneName: "service", Host: name, Shared: true, Heartbeat: beat, Restart: wait,
+	})
+	if err != nil {
+		r.Fatal(err)
+	}
+	if err := reg.Start(r.Context()); err != nil {
+		r.Fatal(err)
+	}
+	return reg
+}
+
 // A host that starts beside another waits for the endpoints that it served itself.
 // Those of the other stay as they are, and both hosts' waits add up.
 func TestStartBesideAnotherHost(t *testing.T) {
 	bubble(t, func(r *rig) {
-		host := func(name string) *session.Registry {
-			reg, err := session.New(session.Options{
-				Store: r.store, Plane: r.plane, PlaneName: "service", Host: name, Shared: true, Heartbeat: beat, Restart: wait,
-			})
-			if err != nil {
-				r.Fatal(err)
-			}
-			if err := reg.Start(r.Context()); err != nil {
-				r.Fatal(err)
-			}
-			return reg
-		}
 		first := r.registerMany(10) // at a
-		b := host("b")
+		b := r.beside("b")
 		for i := range 10 {
 			if _, err := b.Register(r.Context(), session.Registration{
 				Scope: "checkout", ID: fmt.Sprintf("b%02d", i), Payload: &donav1.EndpointHeartbeat{},
@@ -304,12 +307,12 @@ func TestStartBesideAnotherHost(t *testing.T) {
 			}
 			return n
 		}
-		host("b") // its next life
+		r.beside("b") // its next life
 		if n := remembered(); n != 10 {
 			r.Errorf("%d leases are remembered, want those of b", n)
 		}
 		r.alarms("checkout: restart")
-		host("b") // again, within its wait
+		r.beside("b") // again, within its wait
 		if n := remembered(); n != 10 {
 			r.Errorf("%d leases are remembered after a second start", n)
 		}
@@ -337,16 +340,7 @@ func TestSilentHost(t *testing.T) {
 			stop[name] = func() { cancel(); <-ran }
 		}
 		for _, name := range []string{"b", "c"} {
-			reg, err := session.New(session.Options{
-				Store: r.store, Plane: r.plane, PlaneName: "service", Host: name, Shared: true, Heartbeat: beat, Restart: wait,
-			})
-			if err != nil {
-				r.Fatal(err)
-			}
-			if err := reg.Start(r.Context()); err != nil {
-				r.Fatal(err)
-			}
-			hosts[name] = reg
+			hosts[name] = r.beside(name)
 			run(name)
 		}
 		r.stop() // the rig's own host is not one of these
@@ -363,7 +357,6 @@ func TestSilentHost(t *testing.T) {
 			atB = append(atB, register("b", fmt.Sprintf("b%02d", i)))
 		}
 		stays, mute := register("c", "stays"), register("c", "mute")
-		_ = mute
 		r.sleep(ttl, append(atB, stays, mute)...)
 		stop["b"]() // as a stopped process: no sweep, no beat
 		r.sleep(3*ttl, stays)

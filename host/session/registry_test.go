@@ -157,7 +157,7 @@ func (r *rig) there() int {
 		for _, e := range entries {
 			have = append(have, e.Member)
 		}
-		all, _ := tx.Scan("lease", 0, 1<<53-1, 0)
+		all, _ := tx.Scan("lease", 0, store.MaxScore, 0)
 		for _, e := range all {
 			leases = append(leases, e.Member[len("service/checkout/"):])
 		}

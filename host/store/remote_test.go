@@ -295,7 +295,6 @@ func TestRoundTrips(t *testing.T) {
 	}
 }
 
-// What a function that fails has read is checked before its error is believed.
 // What a transaction asks for by the time is fetched once, however long that takes: it
 // must not ask for something else in each run.
 func TestScanUpToNow(t *testing.T) {
@@ -337,6 +336,7 @@ type ticking struct {
 
 func (h *ticking) Now() time.Time { return time.Unix(0, min(h.looks.Add(1), 1000)) }
 
+// What a function that fails has read is checked before its error is believed.
 func TestErrorsDoNotRestOnAStaleCache(t *testing.T) {
 	s := newServer()
 	a, b := s.join(t), s.join(t)

@@ -59,6 +59,21 @@ func CheckFile(path string) error {
 	return nil
 }
 
+// WriteFile replaces a file of the host's own, which only its owner may read, as one
+// step.
+func WriteFile(name string, data []byte) error {
+	tmp, err := os.CreateTemp(filepath.Dir(name), "."+filepath.Base(name)+".*") // 0600
+	if err != nil {
+		return err
+	}
+	defer func() { _ = os.Remove(tmp.Name()) }()
+	_, err = tmp.Write(data)
+	if err := errors.Join(err, tmp.Sync(), tmp.Close()); err != nil {
+		return err
+	}
+	return os.Rename(tmp.Name(), name)
+}
+
 // Lock takes dir for this process, or refuses it when another has it for longer
 // than timeout. The lock is the kernel's: it ends with the process, and the file
 // that carries it stays.

@@ -117,9 +117,7 @@ func (b *backend) up(l *link, s *server, sub *redis.PubSub) {
 
 // broadcast wakes who waits for a change. The caller holds mu.
 func (b *backend) broadcast() {
-	if b.changed != nil {
-		close(b.changed)
-	}
+	close(b.changed)
 	b.changed = make(chan struct{})
 }
 
@@ -235,12 +233,6 @@ func (b *backend) Close() error {
 	return nil
 }
 
-func (b *backend) closeLink() {
-	if l, _, _ := b.current(); l != nil {
-		l.close()
-	}
-}
-
 func (b *backend) poke() {
 	select {
 	case b.poked <- struct{}{}:
@@ -252,12 +244,6 @@ func (b *backend) seenNow() seen {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return b.seen
-}
-
-func (b *backend) remember(s seen) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	b.seen = s
 }
 
 // heed takes over what a server said along with an answer: its clock and how far

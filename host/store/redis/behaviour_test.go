@@ -40,18 +40,20 @@ func get(s store.Store, key string) (value string, err error) {
 
 // count adds one to a counter and a line to a log, in one transaction.
 func count(s store.Store, d store.Durability, line string) error {
-	return s.Update(context.Background(), d, func(tx store.Tx) error {
-		r, err := tx.Get("n")
-		if err != nil {
-			return err
-		}
-		n := 0
-		_, _ = fmt.Sscan(string(r.Value), &n)
-		if _, err := tx.Append("log", []byte(line)); err != nil {
-			return err
-		}
-		return tx.Put("n", fmt.Append(nil, n+1))
-	})
+	return s.Update(context.Background(), d, func(tx store.Tx) error { return countIn(tx, line) })
+}
+
+func countIn(tx store.Tx, line string) error {
+	r, err := tx.Get("n")
+	if err != nil {
+		return err
+	}
+	n := 0
+	_, _ = fmt.Sscan(string(r.Value), &n)
+	if _, err := tx.Append("log", []byte(line)); err != nil {
+		return err
+	}
+	return tx.Put("n", fmt.Append(nil, n+1))
 }
 
 // counted returns the counter and the lines of the log, each once.
@@ -135,16 +137,7 @@ func TestClaim(t *testing.T) {
 		tries := 0
 		err := small.Update(t.Context(), store.Soft, func(tx store.Tx) error {
 			tries++
-			r, err := tx.Get("n")
-			if err != nil {
-				return err
-			}
-			v := 0
-			_, _ = fmt.Sscan(string(r.Value), &v)
-			if _, err := tx.Append("log", fmt.Append(nil, "small", n)); err != nil {
-				return err
-			}
-			return tx.Put("n", fmt.Append(nil, v+1))
+			return countIn(tx, fmt.Sprint("small", n))
 		})
 		must(t, err)
 		most = max(most, tries)
@@ -294,7 +287,6 @@ func TestDurabilityInWords(t *testing.T) {
 func TestEviction(t *testing.T) {
 	server := redistest.Start(t, "maxmemory-policy", "allkeys-lru")
 	o := options(t, url(server), newCluster())
-	must(t, os.Chmod(o.Dir, 0o700))
 	if s, err := redis.Open(t.Context(), o); !errors.Is(err, store.ErrRefused) || !strings.Contains(err.Error(), "noeviction") {
 		t.Errorf("opened: %v, %v", s, err)
 	}
@@ -386,7 +378,6 @@ func TestReasons(t *testing.T) {
 	t.Run("passwords", func(t *testing.T) {
 		server := redistest.Start(t, append([]string{"requirepass", "geheim"}, redistest.Safe...)...)
 		o := fast(options(t, url(server), newCluster()))
-		must(t, os.Chmod(o.Dir, 0o700))
 		s, err := redis.Open(ctx, o)
 		must(t, err)
 		expect(t, put(s, store.Soft, "k", "v"), store.ErrUnavailable, "wants a password")
@@ -414,7 +405,6 @@ func TestReasons(t *testing.T) {
 		must(t, os.WriteFile(file, []byte("geheim"), 0o600))
 		o := fast(options(t, "redis://dona@"+server.Addr, cluster))
 		o.Target.PasswordFile = file
-		must(t, os.Chmod(o.Dir, 0o700))
 		s, err := redis.Open(ctx, o)
 		must(t, err)
 		defer s.Close()
@@ -433,7 +423,6 @@ func TestReasons(t *testing.T) {
 	t.Run("database", func(t *testing.T) {
 		server := redistest.Start(t, redistest.Safe...)
 		o := fast(options(t, url(server)+"/99", newCluster()))
-		must(t, os.Chmod(o.Dir, 0o700))
 		s, err := redis.Open(ctx, o)
 		must(t, err)
 		defer s.Close()
@@ -501,7 +490,6 @@ func TestReasons(t *testing.T) {
 	t.Run("refused connection", func(t *testing.T) {
 		server := redistest.Start(t, redistest.Safe...)
 		o := fast(options(t, url(server), newCluster()))
-		must(t, os.Chmod(o.Dir, 0o700))
 		server.Kill()
 		s, err := redis.Open(ctx, o)
 		must(t, err)

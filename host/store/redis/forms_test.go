@@ -62,13 +62,11 @@ func TestCluster(t *testing.T) {
 	}
 	// A whole Cluster is not one server.
 	o := options(t, url(left), newCluster())
-	must(t, os.Chmod(o.Dir, 0o700))
 	o.CallTimeout = 100 * time.Millisecond
 	s, err := redis.Open(t.Context(), o)
 	must(t, err)
 	_ = s.Close()
 	o = options(t, "redis+cluster://"+redistest.Start(t, redistest.Safe...).Addr, newCluster())
-	must(t, os.Chmod(o.Dir, 0o700))
 	s, err = redis.Open(t.Context(), o)
 	must(t, err)
 	defer s.Close()
@@ -150,7 +148,6 @@ func TestTLS(t *testing.T) {
 	} {
 		o := options(t, "rediss://"+tt.addr, newCluster())
 		o.Target.CAFile, o.Target.ServerName = tt.ca, tt.server
-		must(t, os.Chmod(o.Dir, 0o700))
 		o.CallTimeout = time.Second
 		s, err := redis.Open(t.Context(), o)
 		must(t, err)

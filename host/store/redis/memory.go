@@ -101,17 +101,7 @@ func (m *memory) save(s seen) error {
 	if err != nil {
 		return err
 	}
-	tmp, err := os.CreateTemp(filepath.Dir(m.name), "."+filepath.Base(m.name)+".*") // 0600
-	if err != nil {
-		return err
-	}
-	defer func() { _ = os.Remove(tmp.Name()) }()
-	_, err = tmp.Write(append(text, '\n'))
-	err = errors.Join(err, tmp.Sync(), tmp.Close())
-	if err != nil {
-		return err
-	}
-	if err := os.Rename(tmp.Name(), m.name); err != nil {
+	if err := datadir.WriteFile(m.name, append(text, '\n')); err != nil {
 		return err
 	}
 	m.last = s

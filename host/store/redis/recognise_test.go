@@ -47,7 +47,7 @@ func TestFlushAll(t *testing.T) {
 	o := options(t, url(server), newCluster())
 	o.Probe = 0 // as in production
 	a := open(t, o)
-	o.Dir = t.TempDir()
+	o.Dir = dataDir(t)
 	b := open(t, o)
 	must(t, put(a, store.Hard, "k", "v"))
 	if err := a.Adopt(t.Context(), "somebody", "for no reason"); err == nil || !strings.Contains(err.Error(), "nothing to adopt") {

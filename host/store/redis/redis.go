@@ -119,18 +119,16 @@ func Open(ctx context.Context, o Options) (*Store, error) {
 		return nil, err
 	}
 	b := &backend{
-		o: o, log: o.Logger, keys: keysOf(o.Target.Cluster), process: newToken(), memory: file,
+		o: o, log: o.Logger, keys: keysOf(o.Target.Cluster), process: newToken(), memory: file, seen: seen,
 		clock: newClock(), calls: make(chan struct{}, maxCalls),
-		poked: make(chan struct{}, 1), closing: make(chan struct{}),
+		why:     &away{err: fmt.Errorf("%w: not looked at yet", store.ErrUnavailable), since: time.Now()},
+		changed: make(chan struct{}), poked: make(chan struct{}, 1), closing: make(chan struct{}),
 	}
 	b.field = "c:" + b.process
-	b.remember(seen)
 	b.finder = newFinder(&b.o)
 	engine := store.New(b, store.Options{MaxBatchWrites: maxUnionWrites, MaxBatchBytes: maxUnionBytes, Relist: o.Relist})
 	b.engine = engine
-	b.why, b.changed = &away{err: fmt.Errorf("%w: not looked at yet", store.ErrUnavailable), since: time.Now()}, make(chan struct{})
 	if err := b.look(ctx); err != nil && errors.Is(err, store.ErrRefused) {
-		b.closeLink()
 		b.finder.close()
 		file.close()
 		return nil, err

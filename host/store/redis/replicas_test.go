@@ -20,7 +20,7 @@ func TestUnconfirmed(t *testing.T) {
 	o := options(t, url(master), newCluster())
 	o.Replicas, o.CallTimeout, o.Probe = 1, 500*time.Millisecond, 20*time.Millisecond
 	s := open(t, o)
-	o.Dir = t.TempDir()
+	o.Dir = dataDir(t)
 	other := open(t, o)
 	redistest.Await(t, "a first write", func() bool { return put(s, store.Hard, "k", "old") == nil })
 	redistest.Await(t, "the other host reads it", func() bool { v, err := get(other, "k"); return err == nil && v == "old" })

@@ -121,7 +121,7 @@ func run(ctx context.Context, c redis.Scripter, s *redis.Script, keys []string, 
 	return parseReply(s.Run(ctx, c, keys, args...).Result())
 }
 
-// sealed is how a record is kept: its version in 8 bytes, then its value.
+// parseRecord reads a record as it is kept: its version in 8 bytes, then its value.
 func parseRecord(v any) (store.Record, error) {
 	if v == nil {
 		return store.Record{}, nil

@@ -3,6 +3,7 @@ package redis_test
 import (
 	"fmt"
 	"os"
+	"path/filepath"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -41,17 +42,15 @@ func options(t testing.TB, url, cluster string) redis.Options {
 		t.Fatal(err)
 	}
 	target.Cluster = cluster
-	return redis.Options{Target: target, Dir: t.TempDir(), CallTimeout: slack, Logger: logger()}
+	return redis.Options{Target: target, Dir: dataDir(t), CallTimeout: slack, Logger: logger()}
 }
+
+// dataDir is where a host's data directory will be.
+func dataDir(t testing.TB) string { return filepath.Join(t.TempDir(), "data") }
 
 // open opens a store and waits until it is ready.
 func open(t testing.TB, o redis.Options) *redis.Store {
 	t.Helper()
-	if info, err := os.Stat(o.Dir); err == nil && info.Mode().Perm() != 0o700 {
-		if err := os.Chmod(o.Dir, 0o700); err != nil {
-			t.Fatal(err)
-		}
-	}
 	s, err := redis.Open(t.Context(), o)
 	if err != nil {
 		t.Fatal(err)

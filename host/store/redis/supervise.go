@@ -109,7 +109,9 @@ func (b *backend) probe(ctx context.Context, l *link) error {
 		b.log.Warn("the server's durability has changed", "durability", words)
 	}
 	// For the clock; and to have confirmed what somebody left unconfirmed.
-	_, err = b.readOnce(ctx, l, &store.Query{}, []string{b.keys.meta, b.keys.heads}, []any{"", b.field, 0, 0, 0, 0})
+	q := &store.Query{}
+	keys, args := b.ask(q)
+	_, err = b.readOnce(ctx, l, q, keys, args)
 	return err
 }
 
@@ -117,17 +119,25 @@ func foreignError(text string) error {
 	return fmt.Errorf("%w: %s; nothing was changed: bring its data back, or go on from it as it is with dona store adopt", store.ErrForeign, text)
 }
 
-// connect finds the server, judges what it holds and makes the link.
-func (b *backend) connect(ctx context.Context) error {
+// reach finds the server and returns a client of it, which the caller closes.
+func (b *backend) reach(ctx context.Context) (place, *redis.Client, error) {
 	p, err := b.finder.find(ctx)
 	if err != nil {
-		return err
+		return p, nil, err
 	}
 	o, err := b.serverOptions(p.addr)
 	if err != nil {
+		return p, nil, err
+	}
+	return p, redis.NewClient(o), nil
+}
+
+// connect finds the server, judges what it holds and makes the link.
+func (b *backend) connect(ctx context.Context) error {
+	p, c, err := b.reach(ctx)
+	if err != nil {
 		return err
 	}
-	c := redis.NewClient(o)
 	defer c.Close()
 	// Another host may be doing the same; what it has done is judged anew.
 	for range 5 {
@@ -211,9 +221,11 @@ func (b *backend) linkTo(ctx context.Context, p place, s *server) error {
 	l.kept, l.first, l.adoption = s.found.Kept, s.found.First, s.found.Adoption
 	l.online.Store(s.replicas)
 	before := b.seenNow()
+	keys, args := b.ask(&store.Query{})
+	args[0] = l.whose
 	var r reply
 	err = b.call(ctx, func(ctx context.Context) (err error) {
-		r, err = run(ctx, l.client, readScript, []string{b.keys.meta, b.keys.heads}, []any{l.whose, b.field, 0, 0, 0, 0})
+		r, err = run(ctx, l.client, readScript, keys, args)
 		return err
 	})
 	if err == nil && r.status != "OK" {
@@ -301,15 +313,10 @@ func (b *backend) adopt(ctx context.Context, actor, reason string) error {
 func (b *backend) adoptFound(ctx context.Context, actor, reason string) error {
 	b.looking.Lock()
 	defer b.looking.Unlock()
-	p, err := b.finder.find(ctx)
+	_, c, err := b.reach(ctx)
 	if err != nil {
 		return err
 	}
-	o, err := b.serverOptions(p.addr)
-	if err != nil {
-		return err
-	}
-	c := redis.NewClient(o)
 	defer c.Close()
 	s, err := b.inspect(ctx, c)
 	if err != nil {
