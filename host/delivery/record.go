@@ -135,6 +135,9 @@ func (c *Controller) Deployments(tx store.ReadTx, service string) ([]*donav1.Dep
 	if err != nil {
 		return nil, err
 	}
+	if err := store.Fetch(tx, entries, func(id string) string { return deploymentKey(service, id) }); err != nil {
+		return nil, err
+	}
 	out := make([]*donav1.Deployment, 0, len(entries))
 	for _, e := range slices.Backward(entries) {
 		var d statev1.DeploymentState
