@@ -7,12 +7,9 @@ import (
 
 	donav1 "github.com/dodona-project/dodona/proto/dona/v1"
 	statev1 "github.com/dodona-project/dodona/proto/state/v1"
-	"google.golang.org/protobuf/proto"
 
 	"github.com/dodona-project/dodona/host/store"
 )
-
-func clone(c *statev1.Check) *statev1.Check { return proto.CloneOf(c) }
 
 // Status shows what is known of a scope's targets; nil when they are not checked.
 func (b *Broker) Status(tx store.ReadTx, plane, scope string) (*donav1.CheckStatus, error) {
