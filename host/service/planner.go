@@ -11,6 +11,7 @@ import (
 	"fmt"
 	"hash/fnv"
 	"math"
+	"strings"
 	"sync"
 	"time"
 
@@ -431,9 +432,7 @@ func (p *Plane) acceptPlan(ctx context.Context, service string, job *planJob, pl
 // publishes round robin by lb_weight. The note says why.
 func (p *Plane) fallBack(ctx context.Context, service string, job *planJob, cause error) error {
 	why := cause.Error()
-	if len(why) > 200 {
-		why = why[:200]
-	}
+	why = strings.ToValidUTF8(why[:min(len(why), 200)], "") // a record takes no half of a letter
 	return p.putPlan(ctx, service, job, func(_ time.Time, old *statev1.PlanState, n *statev1.Planning) *statev1.PlanState {
 		n.Inputs, n.RefreshMs = nil, 0
 		if old.Plan != nil && old.Plan.Strategy == job.strategy {
