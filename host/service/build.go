@@ -91,7 +91,8 @@ func (s *Snapshot) readFlags(tx store.ReadTx, service string, previous *Snapshot
 }
 
 // readItems reads what an index lists, in order of the names' bytes, and takes
-// from before what did not change since. What decode does not show is left out. It adds to fresh the bytes that did.
+// from before what did not change since. What decode does not show is left out. It
+// adds to fresh the bytes of what did.
 func readItems[M proto.Message](tx store.ReadTx, index string, key func(id string) string, before []*item[M],
 	decode func(store.Record) (m M, shown bool, err error), hash func(M) [digest.Size]byte, fresh *int) ([]*item[M], error) {
 	entries, err := tx.Scan(index, 0, 0, 0) // sorts members of one score by bytes
