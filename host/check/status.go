@@ -18,19 +18,19 @@ func (b *Broker) Status(tx store.ReadTx, plane, scope string) (*donav1.CheckStat
 	if err != nil || how.Probe == "" {
 		return nil, err
 	}
-	targets, err := p.Targets(tx, scope)
-	if err != nil {
-		return nil, err
-	}
-	checks, err := checksOf(tx, group{plane, scope})
-	if err != nil {
-		return nil, err
-	}
 	var g statev1.CheckGroup
 	if _, err := store.Load(tx, group{plane, scope}.key(), &g); err != nil {
 		return nil, err
 	}
 	live, err := liveCheckers(tx, tx.Now().UnixMilli())
+	if err != nil {
+		return nil, err
+	}
+	targets, err := p.Targets(tx, scope)
+	if err != nil {
+		return nil, err
+	}
+	checks, err := checksOf(tx, group{plane, scope})
 	if err != nil {
 		return nil, err
 	}

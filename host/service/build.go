@@ -52,13 +52,15 @@ func (p *Plane) Build(tx store.ReadTx, service string, previous *Snapshot) (*Sna
 	next := &Snapshot{Config: &donav1.ConfigSnapshot{
 		Service: service, Version: head.Version, Form: donav1.ConfigSnapshot_FORM_FULL,
 	}}
-	if err := next.readEndpoints(tx, service, previous); err != nil {
+	// What is most comes last: on a shared store each round trip reads, and decodes,
+	// what came before once more.
+	if err := p.readRest(tx, service, next.Config); err != nil {
 		return nil, err
 	}
 	if err := next.readFlags(tx, service, previous); err != nil {
 		return nil, err
 	}
-	if err := p.readRest(tx, service, next.Config); err != nil {
+	if err := next.readEndpoints(tx, service, previous); err != nil {
 		return nil, err
 	}
 	next.seal()
@@ -142,6 +144,9 @@ func messages[M proto.Message](items []*item[M]) []M {
 }
 
 func (p *Plane) readRest(tx store.ReadTx, service string, config *donav1.ConfigSnapshot) error {
+	if _, err := tx.GetMany(weightsKey(service), policyKey(service), planKey(service), quarantineKey(service)); err != nil {
+		return err // one round trip; what follows finds them read
+	}
 	weights, _, err := p.Weights(tx, service)
 	if err != nil {
 		return err
