@@ -138,11 +138,7 @@ func (s *HostAdmin) ask(ctx context.Context, kind string, req *donav1.PluginRequ
 func (s *HostAdmin) known(kind, name string) (plugins.ID, error) {
 	id := plugins.ID{Kind: plugins.Kind(kind), Name: name}
 	if !slices.Contains(pluginKinds, kind) {
-		is := "empty"
-		if kind != "" {
-			is = limits.Quote(kind)
-		}
-		return id, refusal.Field("kind", "is %s: allowed are %s", is, strings.Join(pluginKinds, ", "))
+		return id, refusal.Field("kind", "is %s: allowed are %s", limits.QuoteOrEmpty(kind), strings.Join(pluginKinds, ", "))
 	}
 	if err := refusal.Check("name", limits.Name(name)); err != nil {
 		return id, err

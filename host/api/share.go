@@ -110,14 +110,8 @@ func shutOut(ctx context.Context, err error) error {
 func (s *ControlPlane) EndShutOut(ctx context.Context) error {
 	notice := s.Store.Watch(ctx, service.SharedPrefix)
 	for {
-		for _, name := range s.watches.services() {
-			var shared *donav1.SharedService
-			if err := s.Store.View(ctx, func(tx store.ReadTx) (err error) {
-				shared, err = s.Plane.Shared(tx, name)
-				return err
-			}); err == nil {
-				s.watches.enforce(name, shared)
-			}
+		for name, shared := range s.sharing(ctx, s.watches.services()) {
+			s.watches.enforce(name, shared)
 		}
 		select {
 		case <-ctx.Done():
@@ -128,4 +122,25 @@ func (s *ControlPlane) EndShutOut(ctx context.Context) error {
 			}
 		}
 	}
+}
+
+// sharing reads who may watch each of the services, without those that it cannot
+// read.
+func (s *ControlPlane) sharing(ctx context.Context, services []string) map[string]*donav1.SharedService {
+	all := map[string]*donav1.SharedService{}
+	if err := s.Store.View(ctx, func(tx store.ReadTx) error {
+		clear(all)
+		if err := s.Plane.FetchShared(tx, services); err != nil {
+			return err
+		}
+		for _, name := range services {
+			if shared, err := s.Plane.Shared(tx, name); err == nil { // else a record that does not parse
+				all[name] = shared
+			}
+		}
+		return nil
+	}); err != nil {
+		return nil
+	}
+	return all
 }

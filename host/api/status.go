@@ -38,10 +38,6 @@ func (s *ControlPlane) status(ctx context.Context, name string, before *service.
 		if !exists {
 			return refusal.New(refusal.NotFound, "there is no service %s: a flag, a policy or an endpoint creates it", name)
 		}
-		if built, err = s.Plane.Build(tx, name, before); err != nil {
-			return err
-		}
-		reply.Config = built.Config
 		if reply.Rollout, err = s.Rollouts.Status(tx, name); err != nil && !refusal.Is(err, refusal.NotFound) {
 			return err
 		}
@@ -62,14 +58,20 @@ func (s *ControlPlane) status(ctx context.Context, name string, before *service.
 			return err
 		}
 		reply.PlanNote = plan.Note
-		if reply.Checks, err = s.Checks.Status(tx, service.CheckPlane, name); err != nil {
-			return err
-		}
 		seq, hash, err := s.Audit.Head(tx, name)
 		if err != nil {
 			return err
 		}
 		reply.AuditSequence, reply.AuditHead = seq, hex.EncodeToString(hash[:])
+		// What is most comes last: on a shared store each round trip reads, and decodes,
+		// what came before once more.
+		if reply.Checks, err = s.Checks.Status(tx, service.CheckPlane, name); err != nil {
+			return err
+		}
+		if built, err = s.Plane.Build(tx, name, before); err != nil {
+			return err
+		}
+		reply.Config = built.Config
 		return nil
 	})
 	if err != nil {

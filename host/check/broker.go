@@ -269,6 +269,9 @@ func liveCheckers(tx store.ReadTx, now int64) (map[string]*statev1.Checker, erro
 	if err != nil {
 		return nil, err
 	}
+	if err := store.Fetch(tx, entries, checkerKey); err != nil {
+		return nil, err
+	}
 	live := make(map[string]*statev1.Checker, len(entries))
 	for _, e := range entries {
 		c := new(statev1.Checker)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"sync"
 	"time"
 
@@ -85,10 +86,7 @@ func (c *Checker) Run(ctx context.Context) error {
 func (c *Checker) claim(ctx context.Context) ([]Task, time.Duration, error) {
 	c.mu.Lock()
 	free := inFlightMost - c.all
-	held := make(map[string]int, len(c.held))
-	for scope, n := range c.held {
-		held[scope] = n
-	}
+	held := maps.Clone(c.held)
 	c.mu.Unlock()
 	if free == 0 {
 		return nil, longSleep, nil

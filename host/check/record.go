@@ -79,6 +79,9 @@ func checksOf(tx store.ReadTx, g group) (map[string]*statev1.Check, error) {
 	if err != nil {
 		return nil, err
 	}
+	if err := store.Fetch(tx, entries, func(id string) string { return place{g.plane, g.scope, id}.key() }); err != nil {
+		return nil, err
+	}
 	all := make(map[string]*statev1.Check, len(entries))
 	for _, e := range entries {
 		c, err := loadCheck(tx, place{g.plane, g.scope, e.Member})

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	statev1 "github.com/dodona-project/dodona/proto/state/v1"
+	"google.golang.org/protobuf/proto"
 
 	"github.com/dodona-project/dodona/host/store"
 )
@@ -220,24 +221,7 @@ func (b *Broker) reconcileTarget(tx store.Tx, g group, t Target, old *statev1.Ch
 
 // judge looks at the scopes where something fails.
 func (b *Broker) judge(ctx context.Context) error {
-	var troubled []group
-	doubted := map[string]int64{}
-	err := b.o.Store.View(ctx, func(tx store.ReadTx) error {
-		troubled, doubted = nil, map[string]int64{}
-		entries, err := tx.Scan(troubleIndex, 0, 0, 0)
-		if err != nil {
-			return err
-		}
-		for _, e := range entries {
-			if g, ok := parseGroup(e.Member); ok && b.o.Planes[g.plane] != nil {
-				troubled = append(troubled, g)
-			}
-		}
-		return nil
-	})
-	if err == nil {
-		doubted, err = b.doubt(ctx, troubled)
-	}
+	troubled, doubted, err := b.doubt(ctx)
 	if err != nil {
 		return err
 	}
@@ -269,15 +253,29 @@ func (b *Broker) judge(ctx context.Context) error {
 	return nil
 }
 
-// doubt finds the checkers that fail nearly everything of several scopes, and writes
-// down since when.
-func (b *Broker) doubt(ctx context.Context, troubled []group) (map[string]int64, error) {
+// troubled lists the scopes that have to be judged.
+func (b *Broker) troubled(tx store.ReadTx) (scopes []group, err error) {
+	entries, err := tx.Scan(troubleIndex, 0, 0, 0)
+	for _, e := range entries {
+		if g, ok := parseGroup(e.Member); ok && b.o.Planes[g.plane] != nil {
+			scopes = append(scopes, g)
+		}
+	}
+	return scopes, err
+}
+
+// doubt finds the scopes that have to be judged, and the checkers that fail nearly
+// everything of several of them, and writes down since when.
+func (b *Broker) doubt(ctx context.Context) (troubled []group, doubted map[string]int64, err error) {
 	tallies := map[string]map[group]Tally{}
 	known := map[string]*statev1.Checker{}
 	var now int64
-	err := b.o.Store.View(ctx, func(tx store.ReadTx) (err error) {
+	err = b.o.Store.View(ctx, func(tx store.ReadTx) (err error) {
 		clear(tallies)
 		now = tx.Now().UnixMilli()
+		if troubled, err = b.troubled(tx); err != nil {
+			return err
+		}
 		if known, err = liveCheckers(tx, now); err != nil || len(troubled) < manyScope {
 			return err
 		}
@@ -305,9 +303,9 @@ func (b *Broker) doubt(ctx context.Context, troubled []group) (map[string]int64,
 		return nil
 	})
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
-	doubted := map[string]int64{}
+	doubted = map[string]int64{}
 	for id, c := range known {
 		doubtful := Doubtful(slices.Collect(maps.Values(tallies[id])))
 		if doubtful {
@@ -327,14 +325,14 @@ func (b *Broker) doubt(ctx context.Context, troubled []group) (map[string]int64,
 			}
 			return store.Save(tx, checkerKey(id), &c)
 		}); err != nil {
-			return nil, err
+			return nil, nil, err
 		}
 		if doubtful {
 			doubted[id] = now
 			b.log.Warn("a checker fails nearly everything: its word alone counts for less", "checker", id)
 		}
 	}
-	return doubted, nil
+	return troubled, doubted, nil
 }
 
 // judgeScope judges one scope in one transaction and returns its alarm.
@@ -372,7 +370,7 @@ func (b *Broker) judgeScope(ctx context.Context, g group, doubted map[string]int
 					return err
 				}
 			}
-			next := clone(c)
+			next := proto.CloneOf(c)
 			next.Health = m.Health
 			if err := saveCheck(tx, place{g.plane, g.scope, m.ID}, next); err != nil {
 				return err

@@ -7,12 +7,9 @@ import (
 
 	donav1 "github.com/dodona-project/dodona/proto/dona/v1"
 	statev1 "github.com/dodona-project/dodona/proto/state/v1"
-	"google.golang.org/protobuf/proto"
 
 	"github.com/dodona-project/dodona/host/store"
 )
-
-func clone(c *statev1.Check) *statev1.Check { return proto.CloneOf(c) }
 
 // Status shows what is known of a scope's targets; nil when they are not checked.
 func (b *Broker) Status(tx store.ReadTx, plane, scope string) (*donav1.CheckStatus, error) {
@@ -21,19 +18,19 @@ func (b *Broker) Status(tx store.ReadTx, plane, scope string) (*donav1.CheckStat
 	if err != nil || how.Probe == "" {
 		return nil, err
 	}
-	targets, err := p.Targets(tx, scope)
-	if err != nil {
-		return nil, err
-	}
-	checks, err := checksOf(tx, group{plane, scope})
-	if err != nil {
-		return nil, err
-	}
 	var g statev1.CheckGroup
 	if _, err := store.Load(tx, group{plane, scope}.key(), &g); err != nil {
 		return nil, err
 	}
 	live, err := liveCheckers(tx, tx.Now().UnixMilli())
+	if err != nil {
+		return nil, err
+	}
+	targets, err := p.Targets(tx, scope)
+	if err != nil {
+		return nil, err
+	}
+	checks, err := checksOf(tx, group{plane, scope})
 	if err != nil {
 		return nil, err
 	}

@@ -226,6 +226,11 @@ func (c *Controller) Releases(tx store.ReadTx, service string) ([]*donav1.Releas
 	})
 }
 
+// listPage is how many records a list reads at once: an answer may be full long
+// before it has as many as it may.
+const listPage = 100
+
+// list reads the records of an index, whose keys are below its name.
 func list[M interface {
 	proto.Message
 	comparable
@@ -246,18 +251,26 @@ func list[M interface {
 	}
 	var none M
 	size := 0
-	for _, e := range slices.Backward(entries) {
-		m, err := load(e.Member)
-		if err != nil {
+	for len(entries) > 0 {
+		rest := max(0, len(entries)-listPage)
+		page := entries[rest:]
+		entries = entries[:rest]
+		if err := store.Fetch(tx, page, func(member string) string { return index + "/" + member }); err != nil {
 			return nil, err
 		}
-		if m == none {
-			continue
+		for _, e := range slices.Backward(page) {
+			m, err := load(e.Member)
+			if err != nil {
+				return nil, err
+			}
+			if m == none {
+				continue
+			}
+			if size += proto.Size(m); len(out) == limits.ListLen || size > limits.ListBytes {
+				return out, nil
+			}
+			out = append(out, m)
 		}
-		if size += proto.Size(m); len(out) == limits.ListLen || size > limits.ListBytes {
-			break
-		}
-		out = append(out, m)
 	}
 	return out, nil
 }

@@ -41,7 +41,7 @@ func releaseID(service string, n uint64) string {
 func parseArtifactID(id string) (service, version string, err error) {
 	service, version, found := strings.Cut(id, ":")
 	if !found || limits.Service(service) != nil || limits.Version(version) != nil {
-		return "", "", fmt.Errorf("is %s: allowed is the id of an artifact, SERVICE:VERSION", quoted(id))
+		return "", "", fmt.Errorf("is %s: allowed is the id of an artifact, SERVICE:VERSION", limits.QuoteOrEmpty(id))
 	}
 	return service, version, nil
 }
@@ -50,16 +50,9 @@ func parseReleaseID(id string) (service string, number uint64, err error) {
 	service, text, found := strings.Cut(id, "/")
 	number, err = strconv.ParseUint(text, 10, 64)
 	if !found || limits.Service(service) != nil || err != nil || releaseID(service, number) != id {
-		return "", 0, fmt.Errorf("is %s: allowed is the id of a release, SERVICE/NUMBER", quoted(id))
+		return "", 0, fmt.Errorf("is %s: allowed is the id of a release, SERVICE/NUMBER", limits.QuoteOrEmpty(id))
 	}
 	return service, number, nil
-}
-
-func quoted(s string) string {
-	if s == "" {
-		return "empty"
-	}
-	return limits.Quote(s)
 }
 
 // loadRelease reads a release; nil when there is none.
@@ -133,6 +126,9 @@ func nextRecord(old *statev1.DeploymentState, d Decision, now time.Time) *statev
 func (c *Controller) Deployments(tx store.ReadTx, service string) ([]*donav1.Deployment, error) {
 	entries, err := tx.Scan(deploymentIndex(service), 0, store.MaxScore, 0)
 	if err != nil {
+		return nil, err
+	}
+	if err := store.Fetch(tx, entries, func(id string) string { return deploymentKey(service, id) }); err != nil {
 		return nil, err
 	}
 	out := make([]*donav1.Deployment, 0, len(entries))

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 
 	donav1 "github.com/dodona-project/dodona/proto/dona/v1"
@@ -285,10 +286,8 @@ func (c *Controller) only(tx store.ReadTx, svc, variant string) (string, error) 
 	if err != nil || len(serving) == 0 {
 		return "", err
 	}
-	for _, v := range serving {
-		if v == variant {
-			return "", nil // it has its share already
-		}
+	if slices.Contains(serving, variant) {
+		return "", nil // it has its share already
 	}
 	if len(serving) > 1 {
 		return "", &refusal.Error{Kind: refusal.Precondition, Field: "strategy", Text: fmt.Sprintf(

@@ -74,7 +74,7 @@ func Service(s string) error {
 		ok = c >= 'a' && c <= 'z' || c >= '0' && c <= '9' || c == '-'
 	}
 	if !ok {
-		return fmt.Errorf("is %s: allowed are 1 to 63 of a-z, 0-9 and -, beginning and ending with a letter or digit", quoteOrEmpty(s))
+		return fmt.Errorf("is %s: allowed are 1 to 63 of a-z, 0-9 and -, beginning and ending with a letter or digit", QuoteOrEmpty(s))
 	}
 	return nil
 }
@@ -102,7 +102,7 @@ func name(s, also string) error {
 		ok = alnum(c) || c == '.' || c == '_' || c == '-' || strings.IndexByte(also, c) >= 0
 	}
 	if !ok {
-		return fmt.Errorf("is %s: allowed are 1 to 128 of A-Z, a-z, 0-9 and ._%s-, beginning with a letter or digit", quoteOrEmpty(s), also)
+		return fmt.Errorf("is %s: allowed are 1 to 128 of A-Z, a-z, 0-9 and ._%s-, beginning with a letter or digit", QuoteOrEmpty(s), also)
 	}
 	return nil
 }
@@ -123,7 +123,7 @@ func Digest(s string) error {
 		ok = c >= '0' && c <= '9' || c >= 'a' && c <= 'f' || c >= 'A' && c <= 'F'
 	}
 	if !ok {
-		return fmt.Errorf("is %s: allowed is sha256: and 64 hex digits", quoteOrEmpty(s))
+		return fmt.Errorf("is %s: allowed is sha256: and 64 hex digits", QuoteOrEmpty(s))
 	}
 	return nil
 }
@@ -144,7 +144,7 @@ func Label(key, value string) error {
 func Address(s string) error {
 	host, port, err := net.SplitHostPort(s)
 	if err != nil {
-		return fmt.Errorf("is %s: allowed is host:port", quoteOrEmpty(s))
+		return fmt.Errorf("is %s: allowed is host:port", QuoteOrEmpty(s))
 	}
 	if n, err := strconv.ParseUint(port, 10, 16); err != nil || n == 0 || port[0] == '0' || port[0] == '+' {
 		return fmt.Errorf("has port %s: allowed are 1 to 65535", Quote(port))
@@ -157,7 +157,7 @@ func Address(s string) error {
 		ok = ok && alnum(host[0])
 	}
 	if !ok {
-		return fmt.Errorf("has host %s: allowed are an IP address or a DNS name of at most %d bytes", quoteOrEmpty(host), HostLen)
+		return fmt.Errorf("has host %s: allowed are an IP address or a DNS name of at most %d bytes", QuoteOrEmpty(host), HostLen)
 	}
 	return nil
 }
@@ -193,7 +193,8 @@ func Quote(s string) string {
 	return strconv.QuoteToASCII(cut) + "…"
 }
 
-func quoteOrEmpty(s string) string {
+// QuoteOrEmpty is Quote, and the word empty for what is.
+func QuoteOrEmpty(s string) string {
 	if s == "" {
 		return "empty"
 	}

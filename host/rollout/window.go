@@ -230,17 +230,13 @@ func (c *Controller) Stats(tx store.ReadTx, service string, wall time.Time) ([]*
 		return nil, err
 	}
 	slices.SortFunc(members, func(a, b store.Entry) int { return cmp.Compare(a.Member, b.Member) })
-	keys := make([]string, len(members))
-	for i, m := range members {
-		keys[i] = windowKey(service, m.Member)
-	}
-	if _, err := tx.GetMany(keys...); err != nil { // one round trip; the loads below find them read
+	if err := store.Fetch(tx, members, func(variant string) string { return windowKey(service, variant) }); err != nil {
 		return nil, err
 	}
 	var stats []*donav1.VariantStats
-	for i, m := range members {
+	for _, m := range members {
 		var w statev1.Window
-		if _, err := store.Load(tx, keys[i], &w); err != nil {
+		if _, err := store.Load(tx, windowKey(service, m.Member), &w); err != nil {
 			return nil, err
 		}
 		dropBefore(&w, oldest)

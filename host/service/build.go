@@ -52,13 +52,15 @@ func (p *Plane) Build(tx store.ReadTx, service string, previous *Snapshot) (*Sna
 	next := &Snapshot{Config: &donav1.ConfigSnapshot{
 		Service: service, Version: head.Version, Form: donav1.ConfigSnapshot_FORM_FULL,
 	}}
-	if err := next.readEndpoints(tx, service, previous); err != nil {
+	// What is most comes last: on a shared store each round trip reads, and decodes,
+	// what came before once more.
+	if err := p.readRest(tx, service, next.Config); err != nil {
 		return nil, err
 	}
 	if err := next.readFlags(tx, service, previous); err != nil {
 		return nil, err
 	}
-	if err := p.readRest(tx, service, next.Config); err != nil {
+	if err := next.readEndpoints(tx, service, previous); err != nil {
 		return nil, err
 	}
 	next.seal()
@@ -91,7 +93,8 @@ func (s *Snapshot) readFlags(tx store.ReadTx, service string, previous *Snapshot
 }
 
 // readItems reads what an index lists, in order of the names' bytes, and takes
-// from before what did not change since. What decode does not show is left out. It adds to fresh the bytes that did.
+// from before what did not change since. What decode does not show is left out. It
+// adds to fresh the bytes of what did.
 func readItems[M proto.Message](tx store.ReadTx, index string, key func(id string) string, before []*item[M],
 	decode func(store.Record) (m M, shown bool, err error), hash func(M) [digest.Size]byte, fresh *int) ([]*item[M], error) {
 	entries, err := tx.Scan(index, 0, 0, 0) // sorts members of one score by bytes
@@ -141,6 +144,9 @@ func messages[M proto.Message](items []*item[M]) []M {
 }
 
 func (p *Plane) readRest(tx store.ReadTx, service string, config *donav1.ConfigSnapshot) error {
+	if _, err := tx.GetMany(weightsKey(service), policyKey(service), planKey(service), quarantineKey(service)); err != nil {
+		return err // one round trip; what follows finds them read
+	}
 	weights, _, err := p.Weights(tx, service)
 	if err != nil {
 		return err

@@ -19,6 +19,9 @@ func (p *Plane) Collect(ctx context.Context) (removed int, err error) {
 		if err != nil {
 			return err
 		}
+		if err := store.Fetch(tx, entries, headKey); err != nil {
+			return err
+		}
 		for _, e := range entries {
 			var head statev1.ServiceHead
 			if _, err := store.Load(tx, headKey(e.Member), &head); err != nil {

@@ -212,17 +212,13 @@ func (p *Plane) Exposures(tx store.ReadTx, service string, wall time.Time) ([]*d
 	if err != nil || len(flags) == 0 {
 		return nil, err
 	}
-	keys := make([]string, len(flags))
-	for i, f := range flags {
-		keys[i] = exposureKey(service, f.Member)
-	}
-	if _, err := tx.GetMany(keys...); err != nil { // one round trip; the loads below find them read
+	if err := store.Fetch(tx, flags, func(flag string) string { return exposureKey(service, flag) }); err != nil {
 		return nil, err
 	}
 	sums := map[seen]uint64{}
-	for i, f := range flags {
+	for _, f := range flags {
 		var w statev1.ExposureWindow
-		if _, err := store.Load(tx, keys[i], &w); err != nil {
+		if _, err := store.Load(tx, exposureKey(service, f.Member), &w); err != nil {
 			return nil, err
 		}
 		for _, t := range w.Tallies {

@@ -2,6 +2,7 @@ package service
 
 import (
 	statev1 "github.com/dodona-project/dodona/proto/state/v1"
+	"google.golang.org/protobuf/proto"
 
 	"github.com/dodona-project/dodona/host/check"
 	"github.com/dodona-project/dodona/host/store"
@@ -25,11 +26,15 @@ func (p *Plane) listProbed(tx store.Tx, service string, probed bool) error {
 // Scopes lists the services whose policy has a probe.
 func (p *Plane) Scopes(tx store.ReadTx) ([]string, error) {
 	entries, err := tx.Scan(probedIndex, 0, 0, 0)
+	if err != nil {
+		return nil, err
+	}
 	names := make([]string, len(entries))
 	for i, e := range entries {
 		names[i] = e.Member
 	}
-	return names, err
+	// For Scope, which is asked about each.
+	return names, store.Fetch(tx, entries, headKey, urgentKey, removedKey, policyKey)
 }
 
 // Scope says how a service's endpoints are checked. Its version moves with the
@@ -48,6 +53,9 @@ func (p *Plane) Scope(tx store.ReadTx, service string) (check.Scope, error) {
 func (p *Plane) Targets(tx store.ReadTx, service string) ([]check.Target, error) {
 	entries, err := tx.Scan(endpointIndex(service), 0, 0, 0)
 	if err != nil {
+		return nil, err
+	}
+	if err := store.Fetch(tx, entries, func(id string) string { return endpointKey(service, id) }); err != nil {
 		return nil, err
 	}
 	targets := make([]check.Target, 0, len(entries))
@@ -73,17 +81,15 @@ func (p *Plane) Targets(tx store.ReadTx, service string) ([]check.Target, error)
 // within the limits while it is out, so that it can always come back.
 func (p *Plane) SetOut(tx store.Tx, service, id string, registeredMs int64, out bool) error {
 	key := endpointKey(service, id)
-	var from, to statev1.EndpointState
+	var from statev1.EndpointState
 	version, err := store.Load(tx, key, &from)
 	if err != nil || version == 0 || from.Out == out || from.RegisteredMs != registeredMs {
 		return err
 	}
-	if _, err := store.Load(tx, key, &to); err != nil {
-		return err
-	}
+	to := proto.CloneOf(&from)
 	to.Out = out
-	if err := store.Save(tx, key, &to); err != nil {
+	if err := store.Save(tx, key, to); err != nil {
 		return err
 	}
-	return p.touch(tx, service, endpointChange(&from, &to))
+	return p.touch(tx, service, endpointChange(&from, to))
 }

@@ -147,6 +147,9 @@ func (p *Plane) Ingresses(tx store.ReadTx, service string) ([]*donav1.Ingress, e
 	if err != nil {
 		return nil, err
 	}
+	if err := store.Fetch(tx, entries, ingressKey); err != nil {
+		return nil, err
+	}
 	var rules []*donav1.Ingress
 	for _, e := range entries {
 		var rule statev1.IngressState

@@ -68,6 +68,7 @@ func flagKey(service, flag string) string      { return "svc/" + service + "/fla
 func endpointIndex(service string) string      { return "svc/" + service + "/ep" }
 func endpointKey(service, id string) string    { return "svc/" + service + "/ep/" + id }
 func callsKey(service, endpoint string) string { return "svc/" + service + "/calls/" + endpoint }
+func leaseKey(service, endpoint string) string { return "lease/service/" + service + "/" + endpoint } // of host/session
 
 // change is one write of a service's head: what it adds to the counts, and
 // whether it may wait for the coalescing window.

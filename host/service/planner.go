@@ -11,6 +11,7 @@ import (
 	"fmt"
 	"hash/fnv"
 	"math"
+	"strings"
 	"sync"
 	"time"
 
@@ -129,7 +130,7 @@ func (p *Planner) look(ctx context.Context) error {
 			return err
 		}
 		for _, service := range services {
-			head, err := p.plane.Head(tx, service)
+			head, err := tx.Get(headKey(service)) // Services has read them all
 			if err != nil {
 				return err
 			}
@@ -284,6 +285,12 @@ func (p *Plane) planJob(ctx context.Context, service string) (job *planJob, err 
 			return err
 		}
 		j.request = &pluginv1.CompileRequest{Scope: "service/" + service, Seed: seed(service), Previous: plan.Plan}
+		if err := store.Fetch(tx, entries,
+			func(id string) string { return endpointKey(service, id) },
+			func(id string) string { return leaseKey(service, id) },
+			func(id string) string { return callsKey(service, id) }); err != nil {
+			return err
+		}
 		for _, e := range entries {
 			candidate, err := p.candidate(tx, service, e.Member)
 			if err != nil {
@@ -310,7 +317,7 @@ func (p *Plane) candidate(tx store.ReadTx, service, id string) (*pluginv1.Candid
 		return nil, err
 	}
 	var lease statev1.Lease
-	if _, err := store.Load(tx, "lease/service/"+service+"/"+id, &lease); err != nil {
+	if _, err := store.Load(tx, leaseKey(service, id), &lease); err != nil {
 		return nil, err
 	}
 	var calls statev1.EndpointCalls
@@ -425,9 +432,7 @@ func (p *Plane) acceptPlan(ctx context.Context, service string, job *planJob, pl
 // publishes round robin by lb_weight. The note says why.
 func (p *Plane) fallBack(ctx context.Context, service string, job *planJob, cause error) error {
 	why := cause.Error()
-	if len(why) > 200 {
-		why = why[:200]
-	}
+	why = strings.ToValidUTF8(why[:min(len(why), 200)], "") // a record takes no half of a letter
 	return p.putPlan(ctx, service, job, func(_ time.Time, old *statev1.PlanState, n *statev1.Planning) *statev1.PlanState {
 		n.Inputs, n.RefreshMs = nil, 0
 		if old.Plan != nil && old.Plan.Strategy == job.strategy {

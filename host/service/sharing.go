@@ -104,6 +104,17 @@ func sharedDetail(s *donav1.SharedService) map[string]string {
 	return map[string]string{"consumers": audit.Value(s.GetConsumers()), "allowed_regions": audit.Value(s.GetAllowedRegions())}
 }
 
+// FetchShared reads who may watch each of the services in one round trip, so that
+// Shared finds it there.
+func (p *Plane) FetchShared(tx store.ReadTx, services []string) error {
+	keys := make([]string, len(services))
+	for i, service := range services {
+		keys[i] = sharedKey(service)
+	}
+	_, err := tx.GetMany(keys...)
+	return err
+}
+
 // Shared reads who may watch a service; nil when everyone may.
 func (p *Plane) Shared(tx store.ReadTx, service string) (*donav1.SharedService, error) {
 	var rec statev1.SharedState

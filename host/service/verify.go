@@ -89,16 +89,12 @@ func (v *verifier) all(index string, key func(member string) string, fresh func(
 		v.err = errors.Join(v.err, err)
 		return 0
 	}
-	keys := make([]string, len(entries))
-	for i, e := range entries {
-		keys[i] = key(e.Member)
-	}
-	if _, err := v.tx.GetMany(keys...); err != nil { // one round trip; the reads below find them
+	if err := store.Fetch(v.tx, entries, key); err != nil {
 		v.err = errors.Join(v.err, err)
 		return 0
 	}
-	for _, k := range keys {
-		if v.read(k, fresh()) {
+	for _, e := range entries {
+		if v.read(key(e.Member), fresh()) {
 			n++
 		}
 	}

@@ -27,3 +27,18 @@ func Save(tx Tx, key string, msg proto.Message) error {
 	}
 	return tx.Put(key, value)
 }
+
+// Fetch reads the records of index entries in one round trip, so that a Load of each
+// finds it there: key, of which there may be several, makes a member's. Loads by
+// themselves take a round trip each on a shared store, each of which reads all that
+// came before once more.
+func Fetch(tx ReadTx, entries []Entry, key ...func(member string) string) error {
+	keys := make([]string, 0, len(entries)*len(key))
+	for _, e := range entries {
+		for _, of := range key {
+			keys = append(keys, of(e.Member))
+		}
+	}
+	_, err := tx.GetMany(keys...)
+	return err
+}

@@ -86,10 +86,8 @@ func (f *deployFlags) request(a *app, service string, flags *pflag.FlagSet) (*do
 		return nil, usage("--ready-timeout is %s: allowed are whole seconds from 1s", f.ready)
 	}
 	request.ReadyTimeoutSeconds = uint32(min(f.ready/time.Second, 1<<31))
-	for _, region := range f.regions {
-		if err := limits.Name(region); err != nil {
-			return nil, usage("--region %v", err)
-		}
+	if err := checkRegions(f.regions); err != nil {
+		return nil, err
 	}
 	if request.Strategy == donav1.StartDeploymentRequest_STRATEGY_CANARY {
 		var err error

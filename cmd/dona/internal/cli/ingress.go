@@ -49,10 +49,8 @@ before a suffix, and then the longest prefix wins. A prefix covers whole segment
 			if err != nil {
 				return err
 			}
-			for _, region := range regions {
-				if err := limits.Name(region); err != nil {
-					return usage("--region %v", err)
-				}
+			if err := checkRegions(regions); err != nil {
+				return err
 			}
 			rule := &donav1.Ingress{Service: args[0], Host: host, PathPrefix: prefix, AllowedRegions: regions}
 			return a.withHost(cmd.Context(), func(c *connection) error {

@@ -63,6 +63,16 @@ func (a *app) policySetCommand() *cobra.Command {
 	return cmd
 }
 
+// checkRegions checks the values of --region.
+func checkRegions(regions []string) error {
+	for _, region := range regions {
+		if err := limits.Name(region); err != nil {
+			return usage("--region %v", err)
+		}
+	}
+	return nil
+}
+
 func (f *policyFlags) request(a *app, service string) (*donav1.SetServicePolicyRequest, error) {
 	request := &donav1.SetServicePolicyRequest{
 		Service: service, Strategy: f.strategy, Probe: f.probe, ClearResidency: f.clear,
@@ -76,10 +86,8 @@ func (f *policyFlags) request(a *app, service string) (*donav1.SetServicePolicyR
 	if f.rule != "" && len(f.regions) == 0 {
 		return nil, usage("--rule-id is for --region, and none is given")
 	}
-	for _, region := range f.regions {
-		if err := limits.Name(region); err != nil {
-			return nil, usage("--region %v", err)
-		}
+	if err := checkRegions(f.regions); err != nil {
+		return nil, err
 	}
 	if len(f.regions) > 0 {
 		request.Residency = &donav1.ResidencyPolicy{AllowedRegions: f.regions, RuleId: f.rule}

@@ -35,10 +35,8 @@ named takes the place of what was before. Streams of those shut out end at once.
 					return usage("--consumer %v", err)
 				}
 			}
-			for _, region := range request.AllowedRegions {
-				if err := limits.Name(region); err != nil {
-					return usage("--region %v", err)
-				}
+			if err := checkRegions(request.AllowedRegions); err != nil {
+				return err
 			}
 			return a.withHost(cmd.Context(), func(c *connection) error {
 				if _, err := call(c, "sharing of "+request.Service, c.control.SetSharedService, request); err != nil {
