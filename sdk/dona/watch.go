@@ -40,6 +40,9 @@ var (
 	errSilent = fmt.Errorf("no answer within %v", firstFrame)
 	// errBehind says that a host has an older snapshot than is held.
 	errBehind = errors.New("this host is behind, or lost or rewound its data")
+	// errRenamed ends a stream under a name that reports no longer carry: a host
+	// counts what is reported of a version for the watch of the same name.
+	errRenamed = errors.New("this client reports under a new name")
 )
 
 // watch keeps the snapshot up to date until ctx ends.
@@ -59,6 +62,9 @@ func (s *Service) watch(ctx context.Context) {
 		})
 		if ctx.Err() != nil {
 			return
+		}
+		if errors.Is(err, errRenamed) {
+			continue // nothing is wrong with the host
 		}
 		s.client.note(h, err)
 		avoid, full = h.place, errors.Is(err, errFull) || full && !errors.Is(err, errBehind)
@@ -85,9 +91,12 @@ func (s *Service) stream(ctx context.Context, h *host, full bool, applied func()
 	patience := time.AfterFunc(hosts.Never, func() { cancel(errBehind) })
 	defer patience.Stop()
 
+	id, named := s.client.reporter.ID()
+	stay := context.AfterFunc(named, func() { cancel(errRenamed) })
+	defer stay()
 	req := &donav1.WatchConfigRequest{
 		Service:       s.name,
-		ClientId:      s.client.reporter.ID(),
+		ClientId:      id,
 		CallerService: s.client.opts.callerService,
 		CallerRegion:  s.client.opts.callerRegion,
 		DigestFormat:  digest.Format,
