@@ -166,7 +166,7 @@ func (s *Service) take(f *donav1.ConfigSnapshot, h *host) (used bool, err error)
 			return false, fmt.Errorf("%w: version %d is called unchanged, held is %d", errFull, version, s.held.version())
 		}
 		s.received = have
-		s.confirmed(h)
+		s.use(s.current.Load().program, h)
 		return true, nil
 	}
 	next, err := s.receive(f)
@@ -184,7 +184,7 @@ func (s *Service) take(f *donav1.ConfigSnapshot, h *host) (used bool, err error)
 				version, next.Checksum(), s.held.where, have.Checksum())
 		}
 		s.received = have // the same: one copy is enough
-		s.confirmed(h)
+		s.use(s.current.Load().program, h)
 		return true, nil
 	}
 	program, err := decide.Compile(next.Config(), &s.loads)
@@ -195,11 +195,7 @@ func (s *Service) take(f *donav1.ConfigSnapshot, h *host) (used bool, err error)
 		return false, nil
 	}
 	s.held = held{snapshot: next, where: "host " + h.address}
-	s.changed.Store(&watchStatus{host: h.address})
-	s.current.Store(&state{program: program})
-	s.tell()
-	s.open(true)
-	s.client.reporter.Applied(s.name, version)
+	s.use(program, h)
 	s.unsaved.Store(next)
 	select {
 	case s.save <- struct{}{}:
@@ -261,10 +257,10 @@ func (s *Service) keep(ctx context.Context) {
 	}
 }
 
-// confirmed notes that a host holds what we hold.
-func (s *Service) confirmed(h *host) {
+// use decides by what is held from now on, as a host holds it too.
+func (s *Service) use(program *decide.Program, h *host) {
 	s.changed.Store(&watchStatus{host: h.address})
-	s.current.Store(&state{program: s.current.Load().program})
+	s.current.Store(&state{program: program})
 	s.tell()
 	s.open(true)
 	s.client.reporter.Applied(s.name, s.held.version())
@@ -301,27 +297,27 @@ func (s *Service) startFromDisk() {
 	if s.client.cache == nil {
 		return
 	}
+	switch err := s.load(); {
+	case err == nil:
+		s.tell()
+		s.open(false)
+	case !errors.Is(err, cache.ErrNone):
+		s.changed.Store(&watchStatus{problem: err})
+		s.client.opts.log.Warn("kept snapshot is ignored", "service", s.name, "error", err)
+	}
+}
+
+func (s *Service) load() error {
 	kept, err := s.client.cache.Load(s.name)
 	if err != nil {
-		if !errors.Is(err, cache.ErrNone) {
-			s.changed.Store(&watchStatus{problem: err})
-			s.client.opts.log.Warn("kept snapshot is ignored", "service", s.name, "error", err)
-		}
-		return
+		return err
 	}
-	snapshot, err := mirror.Full(kept.Snapshot)
+	program, err := decide.Compile(kept.Snapshot.Config(), &s.loads)
 	if err != nil {
-		s.changed.Store(&watchStatus{problem: err})
-		return
+		return fmt.Errorf("snapshot file %s: %w", kept.File, err)
 	}
-	program, err := decide.Compile(snapshot.Config(), &s.loads)
-	if err != nil {
-		s.changed.Store(&watchStatus{problem: err})
-		return
-	}
-	s.held = held{snapshot: snapshot, where: "file " + kept.File}
+	s.held = held{snapshot: kept.Snapshot, where: "file " + kept.File}
 	s.changed.Store(&watchStatus{fromDisk: true, staleSince: kept.Saved})
 	s.current.Store(&state{program: program, stale: true})
-	s.tell()
-	s.open(false)
+	return nil
 }
