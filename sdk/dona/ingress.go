@@ -92,7 +92,11 @@ func (i *Ingress) Ready(ctx context.Context) error {
 	case <-i.ready:
 		return nil
 	case <-ctx.Done():
-		return fmt.Errorf("wait for the ingress rules: %w: %w", context.Cause(ctx), i.Problem())
+		err := fmt.Errorf("wait for the ingress rules: %w", context.Cause(ctx))
+		if problem := i.Problem(); problem != nil {
+			err = fmt.Errorf("%w: %w", err, problem)
+		}
+		return err
 	case <-i.client.ctx.Done():
 		return ErrClosed
 	}

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net"
 	"net/http"
 	"net/http/httptest"
 	"strings"
@@ -28,21 +27,11 @@ func httpServer(t *testing.T, name string) string {
 	return s.Listener.Addr().String()
 }
 
-// refusing is an address where nobody listens.
-func refusing(t *testing.T) string {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer l.Close()
-	return l.Addr().String()
-}
-
 func TestTransport(t *testing.T) {
 	h := startHost(t)
 	h.publish(&donav1.ConfigSnapshot{Service: "checkout", Version: 1,
 		Endpoints: []*donav1.Endpoint{
-			{Id: "a", Address: refusing(t), Variant: "v1", Region: "eu", LbWeight: 100},
+			{Id: "a", Address: closedPort(t), Variant: "v1", Region: "eu", LbWeight: 100},
 			{Id: "b", Address: httpServer(t, "b"), Variant: "v1", Region: "eu", LbWeight: 100},
 			{Id: "c", Address: httpServer(t, "c"), Variant: "v2", Region: "us", LbWeight: 100}},
 		Weights: []*donav1.VariantWeight{{Variant: "v2", Weight: 0}, {Variant: "v1", Weight: 100}},
