@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"net/http"
 	"net/http/httputil"
-	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -209,7 +208,6 @@ func (i *Ingress) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		h.request = i.config.Request(r)
 	}
 	h.request.IngressRegions = rule.AllowedRegions
-	h.request.Tried = slices.Clone(h.request.Tried)
 	i.proxy.ServeHTTP(w, r.WithContext(context.WithValue(r.Context(), hopKey{}, h)))
 }
 
