@@ -106,7 +106,11 @@ func run(only, file string) error {
 		out.WriteString(text + "\n")
 	}
 	if ran == 0 {
-		return fmt.Errorf("there is no job %q: known are decision, pick, snapshot, store, redis, plugin", only)
+		names := make([]string, len(jobs))
+		for i, j := range jobs {
+			names[i] = j.name
+		}
+		return fmt.Errorf("there is no job %q: known are %s", only, strings.Join(names, ", "))
 	}
 	if only != "" || file == "" {
 		return nil

@@ -17,13 +17,8 @@ import (
 	serverv3 "github.com/envoyproxy/go-control-plane/pkg/server/v3"
 	"google.golang.org/grpc"
 
-	"github.com/dodona-project/dodona/host/audit"
-	"github.com/dodona-project/dodona/host/service"
-	"github.com/dodona-project/dodona/host/session"
 	"github.com/dodona-project/dodona/host/snapshot"
 	"github.com/dodona-project/dodona/host/store"
-	"github.com/dodona-project/dodona/host/store/embedded"
-	donav1 "github.com/dodona-project/dodona/proto/dona/v1"
 )
 
 const (
@@ -38,7 +33,7 @@ const (
 // pusher is a control plane with 1,000 watchers in another process.
 type pusher struct {
 	change  func(n int) (version uint64, err error) // changes one endpoint
-	readers *versionReaders
+	readers versionReaders
 	close   func()
 	each    float64 // bytes of heap that one idle watcher takes
 }
@@ -172,63 +167,35 @@ func pushRows() (rows []row, err error) {
 }
 
 func newDodona(endpoints int, delta bool) (*pusher, error) {
-	st := embedded.OpenMemory(embedded.Options{})
-	plane := service.New(st, audit.New("bench.local"), "bench")
-	sessions, err := session.New(session.Options{Store: st, Plane: plane, PlaneName: "service"})
+	d, err := newDeployment(endpoints)
 	if err != nil {
 		return nil, err
 	}
-	ctx := context.Background()
-	if err := sessions.Start(ctx); err != nil {
-		return nil, err
-	}
-	put := func(i, port int) error {
-		beat := &donav1.EndpointHeartbeat{Service: "checkout", EndpointId: fmt.Sprintf("checkout-endpoint-%05d", i),
-			Address: fmt.Sprintf("10.0.%d.%d:%d", i/250, i%250+1, port), Variant: "v1", Region: "eu-west", Zone: "eu-west-1a"}
-		_, err := sessions.Register(ctx, session.Registration{Scope: beat.Service, ID: beat.EndpointId, Payload: beat})
-		return err
-	}
-	for i := range endpoints {
-		if err := put(i, 8080); err != nil {
-			return nil, err
-		}
-	}
-	feeds, err := snapshot.New(snapshot.Options{Store: st, Source: plane.Source()})
-	if err != nil {
-		return nil, err
-	}
-	server := grpc.NewServer(append(snapshot.ServerOptions(), grpc.MaxConcurrentStreams(250))...)
-	donav1.RegisterControlPlaneServer(server, &watchOnly{feeds: feeds})
-	version := func() (v uint64, err error) {
-		sub, err := feeds.Subscribe("checkout", snapshot.Watcher{}) // the feed is there from now on
-		if err != nil {
-			return 0, err
-		}
-		defer sub.Close()
-		f, err := sub.Next(ctx)
+	version := func() (uint64, error) {
+		f, err := d.newest()
 		if err != nil {
 			return 0, err
 		}
 		return f.Version, nil
 	}
-	p, err := startPusher(server, fmt.Sprint("dodona ", delta), version)
+	p, err := startPusher(d.server(), fmt.Sprint("dodona ", delta), version)
 	if err != nil {
 		return nil, err
 	}
 	p.change = func(n int) (uint64, error) {
-		if err := put(endpoints/2, 1+n%50_000); err != nil {
+		if err := d.put(endpoints/2, 1+n%50_000); err != nil {
 			return 0, err
 		}
 		var version uint64
-		err := st.View(ctx, func(tx store.ReadTx) error {
-			head, err := plane.Head(tx, "checkout")
+		err := d.store.View(context.Background(), func(tx store.ReadTx) error {
+			head, err := d.plane.Head(tx, "checkout")
 			version = head.Version
 			return err
 		})
 		return version, err
 	}
 	end := p.close
-	p.close = func() { end(); feeds.Close(); _ = st.Close() }
+	p.close = func() { end(); d.close() }
 	return p, nil
 }
 
@@ -313,7 +280,8 @@ func startPusher(server *grpc.Server, protocol string, version func() (uint64, e
 		return nil, err
 	}
 	before := settledHeap()
-	readers, err := startVersionReaders(fmt.Sprintf("%s %s", listener.Addr(), protocol))
+	process, err := startReaders(pushEnv, fmt.Sprintf("%s %s", listener.Addr(), protocol))
+	readers := versionReaders{process}
 	if err == nil {
 		err = readers.await(first)
 	}

@@ -23,6 +23,7 @@ import (
 	"github.com/dodona-project/dodona/host/service"
 	"github.com/dodona-project/dodona/host/session"
 	"github.com/dodona-project/dodona/host/snapshot"
+	"github.com/dodona-project/dodona/host/store"
 	"github.com/dodona-project/dodona/host/store/embedded"
 	donav1 "github.com/dodona-project/dodona/proto/dona/v1"
 )
@@ -52,35 +53,13 @@ func snapshotJob() (rows []row, err error) {
 }
 
 func fullSnapshots(conns int) (medians []float64, size int, err error) {
-	st := embedded.OpenMemory(embedded.Options{})
-	defer func() { _ = st.Close() }()
-	plane := service.New(st, audit.New("bench.local"), "bench")
-	sessions, err := session.New(session.Options{Store: st, Plane: plane, PlaneName: "service"})
+	d, err := newDeployment(manyEndpoints)
 	if err != nil {
 		return nil, 0, err
 	}
+	defer d.close()
 	ctx := context.Background()
-	if err := sessions.Start(ctx); err != nil {
-		return nil, 0, err
-	}
-	for i := range manyEndpoints {
-		beat := &donav1.EndpointHeartbeat{Service: "checkout", EndpointId: fmt.Sprintf("checkout-endpoint-%05d", i),
-			Address: fmt.Sprintf("10.0.%d.%d:8080", i/250, i%250+1), Variant: "v1", Region: "eu-west", Zone: "eu-west-1a"}
-		if _, err := sessions.Register(ctx, session.Registration{Scope: beat.Service, ID: beat.EndpointId, Payload: beat}); err != nil {
-			return nil, 0, err
-		}
-	}
-	feeds, err := snapshot.New(snapshot.Options{Store: st, Source: plane.Source()})
-	if err != nil {
-		return nil, 0, err
-	}
-	defer feeds.Close()
-	sub, err := feeds.Subscribe("checkout", snapshot.Watcher{})
-	if err != nil {
-		return nil, 0, err
-	}
-	frame, err := sub.Next(ctx)
-	sub.Close()
+	frame, err := d.newest()
 	if err != nil {
 		return nil, 0, err
 	}
@@ -90,8 +69,7 @@ func fullSnapshots(conns int) (medians []float64, size int, err error) {
 	if err != nil {
 		return nil, 0, err
 	}
-	server := grpc.NewServer(append(snapshot.ServerOptions(), grpc.MaxConcurrentStreams(250))...)
-	donav1.RegisterControlPlaneServer(server, &watchOnly{feeds: feeds})
+	server := d.server()
 	go func() { _ = server.Serve(listener) }()
 	defer server.Stop()
 	raw, err := net.Listen("tcp", "127.0.0.1:0")
@@ -99,7 +77,7 @@ func fullSnapshots(conns int) (medians []float64, size int, err error) {
 		return nil, 0, err
 	}
 	defer func() { _ = raw.Close() }()
-	readers, err := startReaders(fmt.Sprintf("%s %s %d %d", listener.Addr(), raw.Addr(), conns, len(bytes)))
+	readers, err := startReaders(clientEnv, fmt.Sprintf("%s %s %d %d", listener.Addr(), raw.Addr(), conns, len(bytes)))
 	if err != nil {
 		return nil, 0, err
 	}
@@ -130,7 +108,7 @@ func fullSnapshots(conns int) (medians []float64, size int, err error) {
 	medians, err = turns(2*repeats,
 		side("grpc", func() error {
 			flip = 1 - flip
-			return plane.SetFlag(ctx, "bench", &donav1.SetFlagRequest{Rule: &donav1.FlagRule{
+			return d.plane.SetFlag(ctx, "bench", &donav1.SetFlagRequest{Rule: &donav1.FlagRule{
 				Service: "checkout", Flag: "f", RolloutPercent: 50 + flip, RolloutVariant: "v1"}})
 		}),
 		side("raw", func() error {
@@ -142,6 +120,64 @@ func fullSnapshots(conns int) (medians []float64, size int, err error) {
 			return nil
 		}))
 	return medians, len(bytes), err
+}
+
+// deployment is the real store, plane and feeds of a service in this process.
+type deployment struct {
+	store    store.Store
+	plane    *service.Plane
+	sessions *session.Registry
+	feeds    *snapshot.Feeds
+}
+
+// newDeployment returns one whose service has so many endpoints.
+func newDeployment(endpoints int) (*deployment, error) {
+	st := embedded.OpenMemory(embedded.Options{})
+	plane := service.New(st, audit.New("bench.local"), "bench")
+	sessions, err := session.New(session.Options{Store: st, Plane: plane, PlaneName: "service"})
+	if err != nil {
+		return nil, err
+	}
+	if err := sessions.Start(context.Background()); err != nil {
+		return nil, err
+	}
+	d := &deployment{store: st, plane: plane, sessions: sessions}
+	for i := range endpoints {
+		if err := d.put(i, 8080); err != nil {
+			return nil, err
+		}
+	}
+	d.feeds, err = snapshot.New(snapshot.Options{Store: st, Source: plane.Source()})
+	return d, err
+}
+
+// put registers an endpoint, or gives it another port.
+func (d *deployment) put(i, port int) error {
+	beat := &donav1.EndpointHeartbeat{Service: "checkout", EndpointId: fmt.Sprintf("checkout-endpoint-%05d", i),
+		Address: fmt.Sprintf("10.0.%d.%d:%d", i/250, i%250+1, port), Variant: "v1", Region: "eu-west", Zone: "eu-west-1a"}
+	_, err := d.sessions.Register(context.Background(), session.Registration{Scope: beat.Service, ID: beat.EndpointId, Payload: beat})
+	return err
+}
+
+// newest returns the snapshot that is published. The feed is there from then on.
+func (d *deployment) newest() (*snapshot.Frame, error) {
+	sub, err := d.feeds.Subscribe("checkout", snapshot.Watcher{})
+	if err != nil {
+		return nil, err
+	}
+	defer sub.Close()
+	return sub.Next(context.Background())
+}
+
+func (d *deployment) server() *grpc.Server {
+	server := grpc.NewServer(append(snapshot.ServerOptions(), grpc.MaxConcurrentStreams(250))...)
+	donav1.RegisterControlPlaneServer(server, &watchOnly{feeds: d.feeds})
+	return server
+}
+
+func (d *deployment) close() {
+	d.feeds.Close()
+	_ = d.store.Close()
 }
 
 type watchOnly struct {
@@ -160,13 +196,14 @@ func (w *watchOnly) WatchConfig(req *donav1.WatchConfigRequest, stream donav1.Co
 // readers is the process on the other side.
 type readers struct {
 	cmd   *exec.Cmd
-	stdin io.Closer // the process ends when it closes
+	stdin io.WriteCloser // the process ends when it closes
 	words *bufio.Scanner
 }
 
-func startReaders(args string) (*readers, error) {
+// startReaders starts this program again, as what env stands for.
+func startReaders(env, args string) (*readers, error) {
 	cmd := exec.Command("/proc/self/exe")
-	cmd.Env = append(os.Environ(), clientEnv+"="+args)
+	cmd.Env = append(os.Environ(), env+"="+args)
 	cmd.Stderr = os.Stderr
 	stdin, err := cmd.StdinPipe()
 	if err != nil {
@@ -195,8 +232,10 @@ func (r *readers) end() {
 }
 
 // asClient turns this process into the watchers when it was started as them.
-func asClient() {
-	args := os.Getenv(clientEnv)
+func asClient() { asReaders(clientEnv, read) }
+
+func asReaders(env string, read func(args string) error) {
+	args := os.Getenv(env)
 	if args == "" {
 		return
 	}

@@ -3,11 +3,8 @@ package main
 import (
 	"bufio"
 	"context"
-	"errors"
 	"fmt"
-	"io"
 	"os"
-	"os/exec"
 	"strconv"
 	"sync"
 
@@ -27,56 +24,18 @@ const pushEnv = "DODONA_BENCH_PUSH"
 
 // versionReaders is the process of the watchers. It is told a version and answers
 // when every watcher has it.
-type versionReaders struct {
-	cmd   *exec.Cmd
-	stdin io.WriteCloser
-	words *bufio.Scanner
-}
+type versionReaders struct{ *readers }
 
-func startVersionReaders(args string) (*versionReaders, error) {
-	cmd := exec.Command("/proc/self/exe")
-	cmd.Env = append(os.Environ(), pushEnv+"="+args)
-	cmd.Stderr = os.Stderr
-	stdin, err := cmd.StdinPipe()
-	if err != nil {
-		return nil, err
-	}
-	stdout, err := cmd.StdoutPipe()
-	if err != nil {
-		return nil, err
-	}
-	return &versionReaders{cmd, stdin, bufio.NewScanner(stdout)}, cmd.Start()
-}
-
-func (r *versionReaders) await(version uint64) error {
+func (r versionReaders) await(version uint64) error {
 	if _, err := fmt.Fprintln(r.stdin, version); err != nil {
 		return err
 	}
-	if !r.words.Scan() {
-		return errors.New("the process of the watchers has ended")
-	}
-	if got := r.words.Text(); got != strconv.FormatUint(version, 10) {
-		return fmt.Errorf("the process of the watchers said %q, not %d", got, version)
-	}
-	return nil
-}
-
-func (r *versionReaders) end() {
-	_ = r.stdin.Close()
-	_ = r.cmd.Wait()
+	return r.readers.await(strconv.FormatUint(version, 10))
 }
 
 // asVersionReader turns this process into the watchers when it was started as them.
 func asVersionReader() {
-	args := os.Getenv(pushEnv)
-	if args == "" {
-		return
-	}
-	if err := readVersions(args); err != nil {
-		fmt.Fprintln(os.Stderr, "bench: watchers:", err)
-		os.Exit(1)
-	}
-	os.Exit(0)
+	asReaders(pushEnv, readVersions)
 }
 
 // progress knows which version each watcher has.

@@ -17,6 +17,10 @@ if (!service) {
 const { ControlPlane } = dona.load(protos);
 const api = new ControlPlane(host, dona.grpc.credentials.createInsecure(), { 'grpc.max_receive_message_length': 8 << 20 });
 
+// The host knows this client by one name: what it reports of a version counts for
+// the watch of that name.
+const name = `node-${crypto.randomBytes(8).toString('hex')}`;
+
 let held = null; // the newest snapshot
 let batch = empty();
 
@@ -24,7 +28,7 @@ let batch = empty();
 // reported, and the next one begins with a full frame.
 function watch(failures, full) {
   const known = held && !full;
-  const stream = api.WatchConfig({ service, client_id: 'node-client', accept_delta: true,
+  const stream = api.WatchConfig({ service, client_id: name, accept_delta: true,
     last_version: known ? held.version : 0, last_checksum: known ? held.checksum : Buffer.alloc(0) });
   let ended = false;
   const again = (damaged) => {
@@ -77,7 +81,6 @@ function empty() {
 
 // report sends one batch after the other, each with the same content until a host
 // has acknowledged it, so that it counts once.
-const reporter_id = `node-${crypto.randomBytes(8).toString('hex')}`;
 let sequence = 0;
 function report() {
   const sent = batch;
@@ -87,7 +90,7 @@ function report() {
   }
   batch = empty();
   sequence++;
-  const send = (failures) => api.ReportStats({ ...sent, reporter_id, sequence }, { deadline: Date.now() + 10000 }, (err) => {
+  const send = (failures) => api.ReportStats({ ...sent, reporter_id: name, sequence }, { deadline: Date.now() + 10000 }, (err) => {
     if (!err) {
       setTimeout(report, 100);
       return;

@@ -108,15 +108,9 @@ func (fd *feed) run(ctx context.Context) {
 // step publishes what is new, unless it has to wait: then it says until when.
 func (fd *feed) step(ctx context.Context, p *pace, hurry bool) (wait time.Time, err error) {
 	cur := fd.current.Load()
-	var head Head
-	var revision uint64
-	err = fd.view(ctx, func(tx store.ReadTx) (err error) {
-		revision = tx.Revision()
-		head, err = fd.feeds.o.Source.Peek(tx, fd.name)
-		return err
-	})
+	head, revision, err := fd.peek(ctx)
 	if err != nil {
-		return time.Time{}, fmt.Errorf("look: %w", err)
+		return time.Time{}, err
 	}
 	early := false
 	if cur != nil {
@@ -165,7 +159,7 @@ func (fd *feed) build(ctx context.Context, cur *published) error {
 	}
 	gap := fd.feeds.gapNow() // before the look: a fault that comes in between counts as one after it
 	var b *Built
-	err := fd.view(ctx, func(tx store.ReadTx) (err error) {
+	err := fd.feeds.o.Store.View(ctx, func(tx store.ReadTx) (err error) {
 		b, err = fd.feeds.o.Source.Build(tx, fd.name, previous)
 		return err
 	})
@@ -191,8 +185,17 @@ func (fd *feed) build(ctx context.Context, cur *published) error {
 	return nil
 }
 
-func (fd *feed) view(ctx context.Context, fn func(tx store.ReadTx) error) error {
-	return fd.feeds.o.Store.View(ctx, fn)
+// peek reads the head and the store's revision at it.
+func (fd *feed) peek(ctx context.Context) (head Head, revision uint64, err error) {
+	err = fd.feeds.o.Store.View(ctx, func(tx store.ReadTx) (err error) {
+		revision = tx.Revision()
+		head, err = fd.feeds.o.Source.Peek(tx, fd.name)
+		return err
+	})
+	if err != nil {
+		return Head{}, 0, fmt.Errorf("look: %w", err)
+	}
+	return head, revision, nil
 }
 
 // hurry has the feed look at the store now and publish without waiting.

@@ -6,8 +6,6 @@ import (
 	"fmt"
 	"sync/atomic"
 	"time"
-
-	"github.com/dodona-project/dodona/host/store"
 )
 
 // A Subscription is one watcher's place in a feed. It remembers which version it
@@ -118,15 +116,9 @@ func (s *Subscription) first(ctx context.Context, cur *published) (*Frame, error
 // rewound, and the client gets what there is.
 func (s *Subscription) fromTheFuture(ctx context.Context, cur *published) (*published, error) {
 	fd := s.feed
-	var head Head
-	var revision uint64
-	err := fd.view(ctx, func(tx store.ReadTx) (err error) {
-		revision = tx.Revision()
-		head, err = fd.feeds.o.Source.Peek(tx, fd.name)
-		return err
-	})
+	head, revision, err := fd.peek(ctx)
 	if err != nil {
-		return nil, fmt.Errorf("snapshot: %s: look: %w", fd.name, err)
+		return nil, fmt.Errorf("snapshot: %s: %w", fd.name, err)
 	}
 	version := head.Version
 	if version < s.last {

@@ -3,8 +3,6 @@ package dona
 import (
 	"context"
 	"fmt"
-	"net"
-	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -98,9 +96,7 @@ func ParseTarget(target string) ([]string, error) {
 	seen := map[string]bool{}
 	for part := range strings.SplitSeq(target, ",") {
 		part = strings.TrimSpace(part)
-		h, p, err := net.SplitHostPort(part)
-		port, portErr := strconv.ParseUint(p, 10, 16)
-		if err != nil || h == "" || portErr != nil || port == 0 {
+		if name.Address(part) != nil {
 			return nil, fmt.Errorf("is %.80q: allowed is host:port, or several separated by commas", target)
 		}
 		if !seen[part] {

@@ -345,6 +345,31 @@ func TestHalfOpen(t *testing.T) {
 	}
 }
 
+// A client whose reports need a new name watches by it too, so that a host knows
+// which version it is on. Nothing becomes stale by that.
+func TestWatchesByTheNameOfItsReports(t *testing.T) {
+	h := startHost(t)
+	h.publish(checkout(7))
+	h.reportErr = []error{status.Error(codes.Aborted, "another process has this name")}
+	svc := dial(t, h.address).Service("checkout")
+	ready(t, svc)
+	until(t, "the new name watches and reports version 7", func() bool {
+		if svc.Status().Stale {
+			t.Fatal("stale while the host is there")
+		}
+		return look(h, func() bool {
+			if len(h.watches) < 2 || len(h.batches) < 2 {
+				return false
+			}
+			again, last := h.watches[1], h.batches[len(h.batches)-1]
+			return again.ClientId == last.ReporterId && again.LastVersion == 7 && len(last.Applied) == 1 && last.Applied[0].Version == 7
+		})
+	})
+	if look(h, func() bool { return len(h.watches) != 2 || h.watches[0].ClientId == h.watches[1].ClientId }) {
+		t.Errorf("watches %v", h.watches)
+	}
+}
+
 // A report whose answer was lost goes to another host as it was.
 func TestReportMovesAsItIs(t *testing.T) {
 	one, two := startHost(t), startHost(t)

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"net/http"
 	"net/http/httputil"
-	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -92,7 +91,11 @@ func (i *Ingress) Ready(ctx context.Context) error {
 	case <-i.ready:
 		return nil
 	case <-ctx.Done():
-		return fmt.Errorf("wait for the ingress rules: %w: %w", context.Cause(ctx), i.Problem())
+		err := fmt.Errorf("wait for the ingress rules: %w", context.Cause(ctx))
+		if problem := i.Problem(); problem != nil {
+			err = fmt.Errorf("%w: %w", err, problem)
+		}
+		return err
 	case <-i.client.ctx.Done():
 		return ErrClosed
 	}
@@ -205,7 +208,6 @@ func (i *Ingress) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		h.request = i.config.Request(r)
 	}
 	h.request.IngressRegions = rule.AllowedRegions
-	h.request.Tried = slices.Clone(h.request.Tried)
 	i.proxy.ServeHTTP(w, r.WithContext(context.WithValue(r.Context(), hopKey{}, h)))
 }
 

@@ -356,3 +356,20 @@ func TestIngressNeedsACaller(t *testing.T) {
 		t.Errorf("ready after the end: %v", err)
 	}
 }
+
+// Whoever gives up before a first attempt has ended hears how it ended, and no more.
+func TestIngressReadyBeforeAnyAnswer(t *testing.T) {
+	never := func(ctx context.Context, _ string) (net.Conn, error) {
+		<-ctx.Done()
+		return nil, ctx.Err()
+	}
+	i, err := dial(t, "127.0.0.1:1", dona.WithCaller("edge", ""), dona.WithDialer(never)).Ingress(dona.IngressConfig{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if err := i.Ready(ctx); err == nil || err.Error() != "wait for the ingress rules: context canceled" {
+		t.Errorf("ready: %v", err)
+	}
+}

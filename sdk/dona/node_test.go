@@ -209,10 +209,16 @@ func TestNodeClient(t *testing.T) {
 	h.push(third, damaged)
 	until(t, "the damaged delta is reported", applied(3, "checksum"))
 	until(t, "version 3 is applied from a full frame", applied(3, ""))
-	until(t, "calls and exposures are reported under one id, in sequence", func() bool {
+	until(t, "calls and exposures are reported under the id of the watches, in sequence", func() bool {
 		h.mu.Lock()
 		defer h.mu.Unlock()
 		calls, exposures := 0, 0
+		for _, w := range h.watches {
+			if w.ClientId == "" || w.ClientId != h.batches[0].ReporterId {
+				t.Errorf("watches as %q and reports as %q", w.ClientId, h.batches[0].ReporterId)
+				return true
+			}
+		}
 		for i, b := range h.batches {
 			if b.Sequence != uint64(i+1) || b.ReporterId != h.batches[0].ReporterId {
 				t.Errorf("batch %d has sequence %d of %s", i, b.Sequence, b.ReporterId)

@@ -7,7 +7,6 @@ import (
 	"io"
 	"maps"
 	"math"
-	"net"
 	"strconv"
 	"sync"
 	"time"
@@ -50,9 +49,8 @@ func (e *OwnEndpoint) check() error {
 			}
 		}
 	}
-	h, p, err := net.SplitHostPort(e.Address)
-	if port, portErr := strconv.ParseUint(p, 10, 16); err != nil || h == "" || portErr != nil || port == 0 {
-		return fmt.Errorf("address %.80q: allowed is host:port", e.Address)
+	if err := name.Address(e.Address); err != nil {
+		return fmt.Errorf("address %w", err)
 	}
 	return nil
 }

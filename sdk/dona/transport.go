@@ -68,7 +68,6 @@ func (t transport) RoundTrip(req *http.Request) (*http.Response, error) {
 		return nil, fmt.Errorf("URL %.200q: allowed is http://<service>/…, without a port: the endpoint has one", req.URL.Redacted())
 	}
 	h := &hop{service: t.client.Service(req.URL.Host), request: t.config.Request(req)}
-	h.request.Tried = slices.Clone(h.request.Tried)
 	return h.send(t.config.Base, req)
 }
 
@@ -129,7 +128,7 @@ func (h *hop) send(base http.RoundTripper, req *http.Request) (*http.Response, e
 		if last = err; try == attempts || !again(req, err) {
 			return nil, err
 		}
-		h.request.Tried = append(h.request.Tried, pick.Endpoint.ID)
+		h.request.Tried = append(slices.Clip(h.request.Tried), pick.Endpoint.ID) // the list is the caller's
 	}
 }
 

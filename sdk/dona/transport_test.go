@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net"
 	"net/http"
 	"net/http/httptest"
 	"strings"
@@ -28,21 +27,11 @@ func httpServer(t *testing.T, name string) string {
 	return s.Listener.Addr().String()
 }
 
-// refusing is an address where nobody listens.
-func refusing(t *testing.T) string {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer l.Close()
-	return l.Addr().String()
-}
-
 func TestTransport(t *testing.T) {
 	h := startHost(t)
 	h.publish(&donav1.ConfigSnapshot{Service: "checkout", Version: 1,
 		Endpoints: []*donav1.Endpoint{
-			{Id: "a", Address: refusing(t), Variant: "v1", Region: "eu", LbWeight: 100},
+			{Id: "a", Address: closedPort(t), Variant: "v1", Region: "eu", LbWeight: 100},
 			{Id: "b", Address: httpServer(t, "b"), Variant: "v1", Region: "eu", LbWeight: 100},
 			{Id: "c", Address: httpServer(t, "c"), Variant: "v2", Region: "us", LbWeight: 100}},
 		Weights: []*donav1.VariantWeight{{Variant: "v2", Weight: 0}, {Variant: "v1", Weight: 100}},
@@ -77,6 +66,16 @@ func TestTransport(t *testing.T) {
 			t.Fatalf("a tester: %q, %v", got, err)
 		}
 	}
+	room := make([]string, 8)
+	for range 20 { // what is tried is added to a copy of the caller's list
+		ctx := dona.NewContext(t.Context(), dona.Request{Tried: room[:0]})
+		if got, err := do(ctx, "GET", "http://checkout/x", nil); err != nil || got != "b checkout " {
+			t.Fatalf("GET: %q, %v", got, err)
+		}
+	}
+	if got := strings.Join(room, ""); got != "" {
+		t.Errorf("the caller's list was written to: %q", room)
+	}
 	refused := 0
 	for range 20 { // a body that is used up goes to one endpoint only
 		if got, err := do(t.Context(), "POST", "http://checkout/x", io.MultiReader(strings.NewReader("order"))); err != nil {
@@ -110,7 +109,7 @@ func TestTransport(t *testing.T) {
 				codes[fmt.Sprint(o.EndpointId, " ", o.Success, " ", o.Code)] += max(1, o.Count)
 			}
 		}
-		return codes["b true 200"] == 60-uint32(refused) && codes["c true 200"] == 20 && codes["b false 500"] == 1
+		return codes["b true 200"] == 80-uint32(refused) && codes["c true 200"] == 20 && codes["b false 500"] == 1
 	})
 	if codes["a false unreachable"] < uint32(refused) {
 		t.Errorf("outcomes: %v", codes)

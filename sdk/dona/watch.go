@@ -40,6 +40,9 @@ var (
 	errSilent = fmt.Errorf("no answer within %v", firstFrame)
 	// errBehind says that a host has an older snapshot than is held.
 	errBehind = errors.New("this host is behind, or lost or rewound its data")
+	// errRenamed ends a stream under a name that reports no longer carry: a host
+	// counts what is reported of a version for the watch of the same name.
+	errRenamed = errors.New("this client reports under a new name")
 )
 
 // watch keeps the snapshot up to date until ctx ends.
@@ -59,6 +62,9 @@ func (s *Service) watch(ctx context.Context) {
 		})
 		if ctx.Err() != nil {
 			return
+		}
+		if errors.Is(err, errRenamed) {
+			continue // nothing is wrong with the host
 		}
 		s.client.note(h, err)
 		avoid, full = h.place, errors.Is(err, errFull) || full && !errors.Is(err, errBehind)
@@ -85,9 +91,12 @@ func (s *Service) stream(ctx context.Context, h *host, full bool, applied func()
 	patience := time.AfterFunc(hosts.Never, func() { cancel(errBehind) })
 	defer patience.Stop()
 
+	id, named := s.client.reporter.ID()
+	stay := context.AfterFunc(named, func() { cancel(errRenamed) })
+	defer stay()
 	req := &donav1.WatchConfigRequest{
 		Service:       s.name,
-		ClientId:      s.client.reporter.ID(),
+		ClientId:      id,
 		CallerService: s.client.opts.callerService,
 		CallerRegion:  s.client.opts.callerRegion,
 		DigestFormat:  digest.Format,
@@ -157,7 +166,7 @@ func (s *Service) take(f *donav1.ConfigSnapshot, h *host) (used bool, err error)
 			return false, fmt.Errorf("%w: version %d is called unchanged, held is %d", errFull, version, s.held.version())
 		}
 		s.received = have
-		s.confirmed(h)
+		s.use(s.current.Load().program, h)
 		return true, nil
 	}
 	next, err := s.receive(f)
@@ -175,7 +184,7 @@ func (s *Service) take(f *donav1.ConfigSnapshot, h *host) (used bool, err error)
 				version, next.Checksum(), s.held.where, have.Checksum())
 		}
 		s.received = have // the same: one copy is enough
-		s.confirmed(h)
+		s.use(s.current.Load().program, h)
 		return true, nil
 	}
 	program, err := decide.Compile(next.Config(), &s.loads)
@@ -186,11 +195,7 @@ func (s *Service) take(f *donav1.ConfigSnapshot, h *host) (used bool, err error)
 		return false, nil
 	}
 	s.held = held{snapshot: next, where: "host " + h.address}
-	s.changed.Store(&watchStatus{host: h.address})
-	s.current.Store(&state{program: program})
-	s.tell()
-	s.open(true)
-	s.client.reporter.Applied(s.name, version)
+	s.use(program, h)
 	s.unsaved.Store(next)
 	select {
 	case s.save <- struct{}{}:
@@ -252,10 +257,10 @@ func (s *Service) keep(ctx context.Context) {
 	}
 }
 
-// confirmed notes that a host holds what we hold.
-func (s *Service) confirmed(h *host) {
+// use decides by what is held from now on, as a host holds it too.
+func (s *Service) use(program *decide.Program, h *host) {
 	s.changed.Store(&watchStatus{host: h.address})
-	s.current.Store(&state{program: s.current.Load().program})
+	s.current.Store(&state{program: program})
 	s.tell()
 	s.open(true)
 	s.client.reporter.Applied(s.name, s.held.version())
@@ -292,27 +297,27 @@ func (s *Service) startFromDisk() {
 	if s.client.cache == nil {
 		return
 	}
+	switch err := s.load(); {
+	case err == nil:
+		s.tell()
+		s.open(false)
+	case !errors.Is(err, cache.ErrNone):
+		s.changed.Store(&watchStatus{problem: err})
+		s.client.opts.log.Warn("kept snapshot is ignored", "service", s.name, "error", err)
+	}
+}
+
+func (s *Service) load() error {
 	kept, err := s.client.cache.Load(s.name)
 	if err != nil {
-		if !errors.Is(err, cache.ErrNone) {
-			s.changed.Store(&watchStatus{problem: err})
-			s.client.opts.log.Warn("kept snapshot is ignored", "service", s.name, "error", err)
-		}
-		return
+		return err
 	}
-	snapshot, err := mirror.Full(kept.Snapshot)
+	program, err := decide.Compile(kept.Snapshot.Config(), &s.loads)
 	if err != nil {
-		s.changed.Store(&watchStatus{problem: err})
-		return
+		return fmt.Errorf("snapshot file %s: %w", kept.File, err)
 	}
-	program, err := decide.Compile(snapshot.Config(), &s.loads)
-	if err != nil {
-		s.changed.Store(&watchStatus{problem: err})
-		return
-	}
-	s.held = held{snapshot: snapshot, where: "file " + kept.File}
+	s.held = held{snapshot: kept.Snapshot, where: "file " + kept.File}
 	s.changed.Store(&watchStatus{fromDisk: true, staleSince: kept.Saved})
 	s.current.Store(&state{program: program, stale: true})
-	s.tell()
-	s.open(false)
+	return nil
 }

@@ -19,6 +19,8 @@ package bucket
 import (
 	"errors"
 	"strings"
+
+	"github.com/dodona-project/dodona/sdk/dona/internal/hash"
 )
 
 // Buckets is the number of buckets.
@@ -33,11 +35,6 @@ const MaxUnit = 1 << 10
 // ErrUnit is the answer to a unit that has no bucket: it contains a zero byte,
 // which separates unit and flag, or is longer than MaxUnit.
 var ErrUnit = errors.New("unit is refused: it must have no zero byte and at most 1024 bytes")
-
-const (
-	offset64 = 14695981039346656037
-	prime64  = 1099511628211
-)
 
 // Bucket returns the bucket of unit for flag, 0 to 9,999. The empty unit has a
 // bucket too, but belongs to no cohort below 100 %; see In.
@@ -64,26 +61,9 @@ func CheckUnit(unit string) error {
 // its share of the work is done once for all flags of a request.
 type Unit struct{ state uint64 }
 
-// Prepare hashes a unit and the separator.
-func Prepare(unit string) Unit { return Unit{sum(offset64, unit) * prime64} }
+// Prepare hashes a unit and the separator. A following zero byte is just one more
+// multiplication, as h^0 is h.
+func Prepare(unit string) Unit { return Unit{hash.Sum(hash.Offset, unit) * hash.Prime} }
 
 // Bucket returns the bucket of the prepared unit for flag.
-func (u Unit) Bucket(flag string) uint32 { return uint32(mix(sum(u.state, flag)) % Buckets) }
-
-// sum is FNV-1a over s, going on from state h. A following zero byte is just one
-// more multiplication, as h^0 is h.
-func sum(h uint64, s string) uint64 {
-	for i := 0; i < len(s); i++ {
-		h = (h ^ uint64(s[i])) * prime64
-	}
-	return h
-}
-
-func mix(h uint64) uint64 {
-	h ^= h >> 33
-	h *= 0xff51afd7ed558ccd
-	h ^= h >> 33
-	h *= 0xc4ceb9fe1a85ec53
-	h ^= h >> 33
-	return h
-}
+func (u Unit) Bucket(flag string) uint32 { return uint32(hash.Mix(hash.Sum(u.state, flag)) % Buckets) }

@@ -1,5 +1,7 @@
 package bucket
 
+import "github.com/dodona-project/dodona/sdk/dona/internal/hash"
+
 // Table holds keys whose share of the hash was done in advance, so that each
 // bucket of a request costs the same few steps however long its key is.
 //
@@ -21,11 +23,11 @@ func NewTable(keys []string) *Table {
 	for i, key := range keys {
 		power := uint64(1)
 		for range len(key) {
-			power *= prime64
+			power *= hash.Prime
 		}
 		t.powers[i] = power
 		for low := range uint64(256) {
-			t.rests[int(low)*len(keys)+i] = sum(low, key) - low*power
+			t.rests[int(low)*len(keys)+i] = hash.Sum(low, key) - low*power
 		}
 	}
 	return t
@@ -47,7 +49,7 @@ func (t *Table) Row(u Unit) Row {
 // Bucket returns the bucket of the unit for the i-th key of the table: the same
 // number as Unit.Bucket of that key.
 func (r *Row) Bucket(i int) uint32 {
-	return uint32(mix(r.state*r.powers[i]+r.rests[i]) % Buckets)
+	return uint32(hash.Mix(r.state*r.powers[i]+r.rests[i]) % Buckets)
 }
 
 // Unit returns the unit of the row, for keys that are not in the table.

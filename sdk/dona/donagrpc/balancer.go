@@ -76,6 +76,7 @@ func (b *connections) connect(a resolver.Address) {
 }
 
 func (b *connections) moved(address string, c *connection, s balancer.SubConnState) {
+	was := c.state
 	c.state = s.ConnectivityState
 	if b.byAddress[address] != c {
 		return // it was given up
@@ -88,6 +89,9 @@ func (b *connections) moved(address string, c *connection, s balancer.SubConnSta
 	case connectivity.TransientFailure:
 		c.failed = true
 		b.problem = s.ConnectionError
+	}
+	if was != connectivity.Ready && (c.state == connectivity.Idle || c.state == connectivity.Connecting) {
+		return // no call is decided differently, and a picker costs a look at all endpoints
 	}
 	b.publish()
 }

@@ -131,9 +131,9 @@ type call struct {
 }
 
 func (c *call) done(info balancer.DoneInfo) {
-	switch {
-	case info.Err == nil && !info.BytesSent && !info.BytesReceived,
-		status.Code(info.Err) == codes.Canceled && c.ctx.Err() != nil:
+	code := status.Code(info.Err)
+	unsent := info.Err == nil && !info.BytesSent && !info.BytesReceived
+	if unsent || code == codes.Canceled && c.ctx.Err() != nil {
 		// The connection was lost before the call was sent, or the caller has left:
 		// it says nothing about the endpoint.
 		c.pick.Cancel()
@@ -142,7 +142,6 @@ func (c *call) done(info balancer.DoneInfo) {
 	if info.Err != nil {
 		c.route.failed.add(c.ctx, c.pick.Endpoint.ID)
 	}
-	code := status.Code(info.Err)
 	c.pick.Done(dona.Outcome{
 		Success: info.Err == nil || !c.route.config.Failure(info.Err),
 		Latency: time.Since(c.began),

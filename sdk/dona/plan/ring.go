@@ -5,6 +5,8 @@ import (
 	"math/bits"
 	"math/rand/v2"
 	"sync/atomic"
+
+	"github.com/dodona-project/dodona/sdk/dona/internal/hash"
 )
 
 // ring is a consistent hash with bounded loads. Each slot owns some points of a
@@ -65,18 +67,7 @@ const (
 // that all clients send a key to the same place, and never 0, which stands for no
 // key.
 func Key[T string | []byte](text T) uint64 {
-	h := uint64(0xcbf29ce484222325) // FNV-1a
-	for i := range len(text) {
-		h = (h ^ uint64(text[i])) * 0x100000001b3
-	}
-	return max(mix(h), 1)
-}
-
-// mix is the finaliser of MurmurHash3: each bit of x moves half the bits.
-func mix(x uint64) uint64 {
-	x = (x ^ x>>33) * 0xff51afd7ed558ccd
-	x = (x ^ x>>33) * 0xc4ceb9fe1a85ec53
-	return x ^ x>>33
+	return max(hash.Mix(hash.Sum(hash.Offset, text)), 1)
 }
 
 func newRing(slots []slot, maxLoad uint32) *ring {
@@ -109,7 +100,7 @@ func (r *ring) place(slots []slot) {
 	for i := range slots {
 		seed := ^Key(slots[i].id)
 		for p := range uint64(pointsPerSlot) {
-			point := mix(seed+p*golden)>>slotBits<<slotBits | uint64(i)
+			point := hash.Mix(seed+p*golden)>>slotBits<<slotBits | uint64(i)
 			loose = append(loose, point)
 			r.guide[point>>slotBits>>r.shift+1]++
 		}
@@ -134,7 +125,7 @@ func (r *ring) place(slots []slot) {
 func (r *ring) owner(key uint64, n int) int {
 	best, slot := math.Inf(1), 0
 	for p := range uint64(probes) {
-		place := mix(key+(uint64(n)*probes+p)*golden) >> slotBits
+		place := hash.Mix(key+(uint64(n)*probes+p)*golden) >> slotBits
 		i := int(r.guide[place>>r.shift])
 		for i < len(r.points) && r.points[i]>>slotBits < place {
 			i++

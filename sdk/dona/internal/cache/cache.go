@@ -27,7 +27,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	donav1 "github.com/dodona-project/dodona/proto/dona/v1"
-	"github.com/dodona-project/dodona/sdk/dona/digest"
+	"github.com/dodona-project/dodona/sdk/dona/mirror"
 )
 
 // MaxFile is the largest file that is read, in bytes: twice the largest snapshot.
@@ -46,8 +46,7 @@ type Dir struct{ Path string }
 
 // Kept is a snapshot that was read back.
 type Kept struct {
-	Snapshot *donav1.ConfigSnapshot
-	Checksum [digest.Size]byte
+	Snapshot *mirror.Snapshot
 	Saved    time.Time
 	File     string
 }
@@ -137,11 +136,11 @@ func Parse(b []byte, service string) (*Kept, error) {
 	if form := s.GetForm(); form != donav1.ConfigSnapshot_FORM_FULL && form != donav1.ConfigSnapshot_FORM_UNSPECIFIED {
 		return nil, fmt.Errorf("has form %s: only a full snapshot is used", form)
 	}
-	kept := &Kept{Snapshot: s, Checksum: digest.OfSnapshot(s), Saved: time.UnixMilli(saved)}
-	if !bytes.Equal(kept.Checksum[:], s.GetChecksum()) {
-		return nil, errors.New("holds a snapshot that does not fit its checksum")
+	snapshot, err := mirror.Full(s)
+	if err != nil {
+		return nil, fmt.Errorf("holds a snapshot that does not fit its checksum: %w", err)
 	}
-	return kept, nil
+	return &Kept{Snapshot: snapshot, Saved: time.UnixMilli(saved)}, nil
 }
 
 // Encode returns the content of a file.
@@ -164,7 +163,7 @@ func Encode(s *donav1.ConfigSnapshot, saved time.Time) ([]byte, error) {
 // Save keeps a full snapshot with its checksum, unless a newer version is kept
 // already.
 func (d *Dir) Save(s *donav1.ConfigSnapshot, now time.Time) error {
-	if kept, err := d.Load(s.GetService()); err == nil && kept.Snapshot.GetVersion() > s.GetVersion() {
+	if kept, err := d.Load(s.GetService()); err == nil && kept.Snapshot.Version() > s.GetVersion() {
 		return nil
 	}
 	b, err := Encode(s, now)

@@ -2,7 +2,11 @@
 // typing error is found where it was made and not in a host's refusal.
 package name
 
-import "fmt"
+import (
+	"fmt"
+	"net"
+	"strconv"
+)
 
 // Service checks a service name: [a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?
 func Service(s string) error {
@@ -22,6 +26,16 @@ func Name(s string) error { return check(s, false) }
 
 // ID checks an endpoint id: [A-Za-z0-9][A-Za-z0-9._:-]{0,127}
 func ID(s string) error { return check(s, true) }
+
+// Address checks host:port with a port from 1 to 65535. The host is not looked at.
+func Address(s string) error {
+	host, text, err := net.SplitHostPort(s)
+	port, portErr := strconv.ParseUint(text, 10, 16)
+	if err != nil || host == "" || portErr != nil || port == 0 {
+		return fmt.Errorf("%.80q: allowed is host:port", s)
+	}
+	return nil
+}
 
 func check(s string, colon bool) error {
 	ok := len(s) >= 1 && len(s) <= 128

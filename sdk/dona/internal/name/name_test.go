@@ -43,3 +43,14 @@ func TestNames(t *testing.T) {
 		}
 	}
 }
+
+func TestAddresses(t *testing.T) {
+	for s, want := range map[string]bool{
+		"a:1": true, "a:65535": true, "[::1]:80": true, "10.0.0.1:7600": true,
+		"": false, "a": false, ":1": false, "a:": false, "a:0": false, "a:65536": false, "a:-1": false, "a:http": false, "::1:80": false, "http://a": false,
+	} {
+		if err := name.Address(s); (err == nil) != want {
+			t.Errorf("Address(%q): %v", s, err)
+		}
+	}
+}

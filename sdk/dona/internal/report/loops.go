@@ -93,7 +93,8 @@ func (r *Reporter) send() {
 		}
 		if batch := r.take(); batch != nil {
 			sequence++
-			batch.Sequence, batch.ReporterId = sequence, r.ID()
+			batch.Sequence = sequence
+			batch.ReporterId, _ = r.ID()
 			if r.deliver(batch) {
 				sequence = 0 // under a new id
 			}

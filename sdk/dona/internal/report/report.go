@@ -51,7 +51,7 @@ type Stats struct {
 // Reporter gathers and delivers. Safe for concurrent use.
 type Reporter struct {
 	cfg   Config
-	id    atomic.Pointer[string]
+	id    atomic.Pointer[identity]
 	rings [rings]*ring
 
 	asleep   atomic.Bool // the folder waits for wake
@@ -88,13 +88,27 @@ func New(cfg Config) *Reporter {
 	return r
 }
 
-func (r *Reporter) newID() {
-	id := fmt.Sprintf("sdk-%016x%016x", rand.Uint64(), rand.Uint64())
-	r.id.Store(&id)
+// identity is a reporter id for as long as batches carry it.
+type identity struct {
+	id    string
+	ctx   context.Context
+	ended context.CancelFunc
 }
 
-// ID is the reporter id that batches carry now.
-func (r *Reporter) ID() string { return *r.id.Load() }
+func (r *Reporter) newID() {
+	next := &identity{id: fmt.Sprintf("sdk-%016x%016x", rand.Uint64(), rand.Uint64())}
+	next.ctx, next.ended = context.WithCancel(context.Background())
+	if old := r.id.Swap(next); old != nil {
+		old.ended()
+	}
+}
+
+// ID is the reporter id that batches carry now. The context ends when they carry
+// another one.
+func (r *Reporter) ID() (string, context.Context) {
+	now := r.id.Load()
+	return now.id, now.ctx
+}
 
 // Stats returns the counts so far.
 func (r *Reporter) Stats() Stats {

@@ -93,7 +93,7 @@ func TestFolding(t *testing.T) {
 			t.Fatalf("%d batches, want 1", len(batches))
 		}
 		b := batches[0]
-		if b.Sequence != 1 || b.ReporterId != r.ID() || len(b.Applied) != 1 || b.Applied[0].Version != 7 {
+		if id, _ := r.ID(); b.Sequence != 1 || b.ReporterId != id || len(b.Applied) != 1 || b.Applied[0].Version != 7 {
 			t.Errorf("batch %v", b)
 		}
 		calls := map[string]*donav1.CallOutcome{}
