@@ -17,9 +17,9 @@ import (
 	"google.golang.org/protobuf/types/known/structpb"
 
 	"github.com/dodona-project/dodona/plugins"
-	"github.com/dodona-project/dodona/plugins/internal/line"
 	donav1 "github.com/dodona-project/dodona/proto/dona/v1"
 	pluginv1 "github.com/dodona-project/dodona/proto/plugin/v1"
+	"github.com/dodona-project/dodona/sdk/plugin/line"
 	"github.com/dodona-project/dodona/sdk/plugin/wire"
 )
 

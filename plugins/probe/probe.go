@@ -20,9 +20,9 @@ import (
 	"google.golang.org/protobuf/types/known/structpb"
 
 	"github.com/dodona-project/dodona/plugins"
-	"github.com/dodona-project/dodona/plugins/internal/line"
 	controlplanev1 "github.com/dodona-project/dodona/proto/controlplane/v1"
 	pluginv1 "github.com/dodona-project/dodona/proto/plugin/v1"
+	"github.com/dodona-project/dodona/sdk/plugin/line"
 )
 
 // Bounds of a check.
