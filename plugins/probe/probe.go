@@ -92,9 +92,8 @@ func (f *Facade) Check(ctx context.Context, plugin string, config *structpb.Stru
 	if err := checkRequest(req); err != nil {
 		return inconclusive(plugin, err), err
 	}
-	what := fmt.Sprintf("check %s by probe %s", target(req), plugin)
 	fail := func(err error) (Observation, error) {
-		err = fmt.Errorf("%s: %w", what, err)
+		err = fmt.Errorf("check %s by probe %s: %w", target(req), plugin, err)
 		return inconclusive(plugin, err), err
 	}
 	in, err := plugins.InstanceFor("check", config)
