@@ -21,6 +21,9 @@ type Catalog interface {
 	// plugin from starting until it is reset or reloaded; its text is shown to
 	// operators.
 	Find(id ID) (File, error)
+	// Look is Find for those who only tell of the file, each time that they list it:
+	// the digest may be one that was made before, of the same file unchanged.
+	Look(id ID) (File, error)
 }
 
 // Run runs a file until it ends or ctx does, behind the same walls as a plugin:
@@ -50,3 +53,4 @@ type noCatalog struct{}
 
 func (noCatalog) List(context.Context, Run) []ID { return nil }
 func (noCatalog) Find(ID) (File, error)          { return File{}, ErrUnknown }
+func (noCatalog) Look(ID) (File, error)          { return File{}, ErrUnknown }

@@ -192,7 +192,7 @@ func (s *supervisor) inspect() {
 	if used {
 		return // the loop looks itself
 	}
-	file, err := s.find()
+	file, err := s.host.options.Catalog.Look(s.id)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	switch {
@@ -214,7 +214,7 @@ func (s *supervisor) shadow(there bool) {
 	note := ""
 	if there {
 		note = "a file has the name of this built-in and is left alone"
-		if file, err := s.host.options.Catalog.Find(s.id); err == nil {
+		if file, err := s.host.options.Catalog.Look(s.id); err == nil {
 			note = "the file " + file.Path + " has the name of this built-in and is left alone"
 		}
 		note += fmt.Sprintf("; set plugins.%s.%s.override_builtin: true to run it instead", s.id.Kind, s.id.Name)

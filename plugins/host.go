@@ -6,6 +6,7 @@ import (
 	"encoding/hex"
 	"fmt"
 	"io"
+	"math"
 	"os"
 	"path/filepath"
 	"slices"
@@ -409,7 +410,10 @@ func (h *Host) WatchdogPID() (pid, starts int) {
 
 // Watch returns a channel that receives after the state of any plugin has
 // changed, coalesced: look at what is. cancel ends it.
-func (h *Host) Watch() (changed <-chan struct{}, cancel func()) { return h.notices.subscribe() }
+func (h *Host) Watch() (changed <-chan struct{}, cancel func()) {
+	changed, cancel, _ = h.notices.subscribe(math.MaxInt)
+	return changed, cancel
+}
 
 // notices tells subscribers that something changed.
 type notices struct {
@@ -417,10 +421,14 @@ type notices struct {
 	subs map[chan struct{}]struct{}
 }
 
-func (n *notices) subscribe() (<-chan struct{}, func()) {
+// subscribe reports false when as many as most are subscribed.
+func (n *notices) subscribe(most int) (changed <-chan struct{}, cancel func(), ok bool) {
 	ch := make(chan struct{}, 1)
 	n.mu.Lock()
 	defer n.mu.Unlock()
+	if len(n.subs) >= most {
+		return nil, nil, false
+	}
 	if n.subs == nil {
 		n.subs = make(map[chan struct{}]struct{})
 	}
@@ -429,7 +437,7 @@ func (n *notices) subscribe() (<-chan struct{}, func()) {
 		n.mu.Lock()
 		defer n.mu.Unlock()
 		delete(n.subs, ch)
-	}
+	}, true
 }
 
 func (n *notices) notify() {

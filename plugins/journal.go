@@ -36,11 +36,12 @@ type LogLine struct {
 // reader holds a place in it and no lines of its own: one that is slow loses the
 // oldest and is told how many, and whoever adds never waits.
 type journal struct {
-	mu        sync.Mutex
-	lines     []LogLine // oldest first
-	next      uint64    // number of the line that comes next
-	bytes     int
-	followers map[chan struct{}]struct{}
+	followers notices // of lines that were added
+
+	mu    sync.Mutex
+	lines []LogLine // oldest first
+	next  uint64    // number of the line that comes next
+	bytes int
 }
 
 func (j *journal) add(l LogLine) {
@@ -55,25 +56,21 @@ func (j *journal) add(l LogLine) {
 		j.lines[0] = LogLine{} // the array below keeps what is in it
 		j.lines = j.lines[1:]
 	}
-	for more := range j.followers {
-		select {
-		case more <- struct{}{}:
-		default:
-		}
-	}
+	j.followers.notify()
 }
 
 // tail gives each of the last lines to each, oldest first, and with follow those
 // that come, until ctx ends. The error is that of each, the cause of ctx's end,
 // or ErrFollowers.
 func (j *journal) tail(ctx context.Context, last int, follow bool, each func(LogLine) error) error {
-	var more chan struct{}
+	var more <-chan struct{}
 	if follow {
-		more = make(chan struct{}, 1)
-		if err := j.subscribe(more); err != nil {
-			return err
+		changed, cancel, ok := j.followers.subscribe(MaxFollowers)
+		if !ok {
+			return fmt.Errorf("%d follow it: %w", MaxFollowers, ErrFollowers)
 		}
-		defer j.unsubscribe(more)
+		defer cancel()
+		more = changed
 	}
 	for at := j.place(last); ; {
 		var lines []LogLine
@@ -118,23 +115,4 @@ func (j *journal) read(at uint64) ([]LogLine, uint64) {
 		lines[0].Missed = missed // a journal that has dropped a line holds a later one
 	}
 	return lines, j.next
-}
-
-func (j *journal) subscribe(more chan struct{}) error {
-	j.mu.Lock()
-	defer j.mu.Unlock()
-	if len(j.followers) >= MaxFollowers {
-		return fmt.Errorf("%d follow it: %w", MaxFollowers, ErrFollowers)
-	}
-	if j.followers == nil {
-		j.followers = make(map[chan struct{}]struct{})
-	}
-	j.followers[more] = struct{}{}
-	return nil
-}
-
-func (j *journal) unsubscribe(more chan struct{}) {
-	j.mu.Lock()
-	defer j.mu.Unlock()
-	delete(j.followers, more)
 }

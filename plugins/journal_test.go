@@ -157,7 +157,7 @@ func TestFollowersSeeEveryLineOnce(t *testing.T) {
 		})
 	}
 	all.Wait()
-	if n := len(j.followers); n != 0 {
+	if n := len(j.followers.subs); n != 0 {
 		t.Errorf("%d followers are left", n)
 	}
 }

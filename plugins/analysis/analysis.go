@@ -17,9 +17,9 @@ import (
 	"google.golang.org/protobuf/types/known/structpb"
 
 	"github.com/dodona-project/dodona/plugins"
-	"github.com/dodona-project/dodona/plugins/internal/line"
 	donav1 "github.com/dodona-project/dodona/proto/dona/v1"
 	pluginv1 "github.com/dodona-project/dodona/proto/plugin/v1"
+	"github.com/dodona-project/dodona/sdk/plugin/line"
 	"github.com/dodona-project/dodona/sdk/plugin/wire"
 )
 
@@ -81,10 +81,12 @@ func Missing(plugin string, err error) Measurement {
 func (f *Facade) Evaluate(ctx context.Context, plugin string, req *pluginv1.EvaluateRequest) (Measurement, error) {
 	id := plugins.ID{Kind: plugins.KindAnalysis, Name: plugin}
 	q := req.GetQuery()
-	what := fmt.Sprintf("evaluate %q for %s", q.GetName(), req.GetService())
+	fail := func(err error) (Measurement, error) {
+		return Measurement{}, fmt.Errorf("evaluate %q for %s: %w", q.GetName(), req.GetService(), err)
+	}
 	in, err := plugins.InstanceFor(req.GetService()+"\x00"+q.GetName(), q.GetConfig())
 	if err != nil {
-		return Measurement{}, fmt.Errorf("%s: %w", what, err)
+		return fail(err)
 	}
 	send := &pluginv1.EvaluateRequest{
 		InstanceId: in.ID, RolloutId: req.GetRolloutId(), Query: q, Service: req.GetService(),
@@ -98,11 +100,11 @@ func (f *Facade) Evaluate(ctx context.Context, plugin string, req *pluginv1.Eval
 		return err
 	})
 	if err != nil {
-		return Measurement{}, fmt.Errorf("%s: %w", what, err)
+		return fail(err)
 	}
 	m, bad := check(q, reply)
 	if bad != nil {
-		return Measurement{}, fmt.Errorf("%s: %w", what, f.caller.Reject(id, bad.reason, bad.detail))
+		return fail(f.caller.Reject(id, bad.reason, bad.detail))
 	}
 	m.Plugin, m.Version, m.Digest = who.Name, who.Version, who.Digest
 	return m, nil

@@ -4,9 +4,9 @@ import (
 	"fmt"
 	"math"
 
-	"github.com/dodona-project/dodona/plugins/internal/line"
 	donav1 "github.com/dodona-project/dodona/proto/dona/v1"
 	pluginv1 "github.com/dodona-project/dodona/proto/plugin/v1"
+	"github.com/dodona-project/dodona/sdk/plugin/line"
 )
 
 // fault is why an answer is refused. reason is a label of a metric.

@@ -15,9 +15,9 @@ import (
 	"google.golang.org/protobuf/encoding/protojson"
 
 	"github.com/dodona-project/dodona/plugins"
-	"github.com/dodona-project/dodona/plugins/internal/line"
 	"github.com/dodona-project/dodona/plugins/runner"
 	pluginv1 "github.com/dodona-project/dodona/proto/plugin/v1"
+	"github.com/dodona-project/dodona/sdk/plugin/line"
 )
 
 // Limits of asking files what they are.

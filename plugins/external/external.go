@@ -59,10 +59,11 @@ type Dir struct {
 	log      hclog.Logger
 	named    map[string][]plugins.ID
 
-	mu    sync.Mutex
-	kinds map[string]answer // by path, what files said of themselves
-	said  map[string]plugins.Kind
-	asked map[string]time.Time // by name, when its file last had the time to answer
+	mu      sync.Mutex
+	digests map[string]digest // by path
+	kinds   map[string]answer // by path, what files said of themselves
+	said    map[string]plugins.Kind
+	asked   map[string]time.Time // by name, when its file last had the time to answer
 }
 
 var _ plugins.Catalog = (*Dir)(nil)
@@ -81,7 +82,7 @@ func Open(o Options) (*Dir, error) {
 	}
 	d := &Dir{
 		path: dir, platform: runtime.GOOS + "_" + runtime.GOARCH, log: o.Logger,
-		named: map[string][]plugins.ID{}, kinds: map[string]answer{}, said: map[string]plugins.Kind{}, asked: map[string]time.Time{},
+		named: map[string][]plugins.ID{}, digests: map[string]digest{}, kinds: map[string]answer{}, said: map[string]plugins.Kind{}, asked: map[string]time.Time{},
 	}
 	if d.log == nil {
 		d.log = hclog.NewNullLogger()
@@ -182,8 +183,14 @@ func (d *Dir) newest(name string) (rel string, err error) {
 		filepath.Join(d.path, name), d.platform, name)
 }
 
-// Find returns the file of a plugin, or says why it is not run.
-func (d *Dir) Find(id plugins.ID) (plugins.File, error) {
+// Find returns the file of a plugin, or says why it is not run. It reads the whole
+// file.
+func (d *Dir) Find(id plugins.ID) (plugins.File, error) { return d.find(id, d.digest) }
+
+// Look is Find, and reads the file only when it has changed since it last did.
+func (d *Dir) Look(id plugins.ID) (plugins.File, error) { return d.find(id, d.lastDigest) }
+
+func (d *Dir) find(id plugins.ID, digest func(*file) (string, error)) (plugins.File, error) {
 	if !nameGrammar.MatchString(id.Name) {
 		return plugins.File{}, fmt.Errorf("plugin name %.64q: allowed are 1 to 63 of a-z, 0-9 and -", id.Name)
 	}
@@ -203,9 +210,9 @@ func (d *Dir) Find(id plugins.ID) (plugins.File, error) {
 		}
 		return plugins.File{}, err
 	}
-	digest, err := f.digest()
+	sum, err := digest(f)
 	if err != nil {
 		return plugins.File{}, err
 	}
-	return plugins.File{Path: f.path, Digest: digest, Source: plugins.SourceFile}, nil
+	return plugins.File{Path: f.path, Digest: sum, Source: plugins.SourceFile}, nil
 }

@@ -298,6 +298,52 @@ func TestFilesAreAskedOnce(t *testing.T) {
 	}
 }
 
+// Find reads a file each time, Look only when it has changed.
+func TestUnchangedFilesAreNotReadAgain(t *testing.T) {
+	dir := t.TempDir()
+	content := strings.Repeat("x", 4<<20)
+	path := script(t, dir, "mine", "1.0.0", content)
+	d := open(t, dir)
+	reads := func(how func(plugins.ID) (plugins.File, error)) bool {
+		t.Helper()
+		before := readBytes(t)
+		f, err := how(analysisID("mine"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if want := fmt.Sprintf("sha256:%x", sha256.Sum256([]byte(content))); f.Digest != want {
+			t.Fatalf("the digest is %s, want %s", f.Digest, want)
+		}
+		return readBytes(t)-before >= len(content)
+	}
+	for range 2 {
+		if !reads(d.Look) {
+			t.Error("a file that is new or has changed was not read")
+		}
+		until(t, "the file to settle", func() bool { return !reads(d.Look) })
+		if !reads(d.Find) {
+			t.Error("Find tells of a file that it did not read")
+		}
+		content = strings.Repeat("y", len(content)) // in place
+		if err := os.WriteFile(path, []byte(content), 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// readBytes is how much this process has read so far.
+func readBytes(t *testing.T) (n int) {
+	t.Helper()
+	text, err := os.ReadFile("/proc/self/io")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := fmt.Sscanf(string(text), "rchar: %d", &n); err != nil {
+		t.Fatal(err)
+	}
+	return n
+}
+
 // A plugin that was known and is broken now is shown under its own kind.
 func TestBrokenLater(t *testing.T) {
 	dir := t.TempDir()

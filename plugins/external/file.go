@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"strings"
 	"syscall"
+	"time"
 )
 
 // maxLinks is how many symbolic links may be on the way to one file.
@@ -121,15 +122,43 @@ func (d *Dir) openFile(full string, info fs.FileInfo) (*file, error) {
 	return &file{File: f, path: full, info: now}, nil
 }
 
-// digest is sha256:<hex> of the whole file.
-func (f *file) digest() (string, error) {
+// A digest is that of a file, and which file it was.
+type digest struct {
+	file identity
+	sum  string // sha256:<hex> of the whole file
+}
+
+// settled is how long ago a file has to have changed for its identity to tell its
+// next change: within one tick of the file system's clock there may be two.
+const settled = time.Second
+
+// digest reads a file to its end, and remembers the digest when the file's next
+// change would be seen.
+func (d *Dir) digest(f *file) (string, error) {
 	sum := sha256.New()
 	if n, err := io.Copy(sum, io.LimitReader(f, MaxSize+1)); err != nil {
 		return "", fmt.Errorf("read %s: %w", f.path, unwrapped(err))
 	} else if n > MaxSize {
 		return "", fmt.Errorf("%s has more than %d bytes", f.path, MaxSize)
 	}
-	return "sha256:" + hex.EncodeToString(sum.Sum(nil)), nil
+	text := "sha256:" + hex.EncodeToString(sum.Sum(nil))
+	if now := identityOf(f.info); time.Since(time.Unix(now.changed.Unix())) > settled {
+		d.mu.Lock()
+		defer d.mu.Unlock()
+		d.digests[f.path] = digest{file: now, sum: text}
+	}
+	return text, nil
+}
+
+// lastDigest is the one that is remembered of a file, or digest without one.
+func (d *Dir) lastDigest(f *file) (string, error) {
+	d.mu.Lock()
+	known, ok := d.digests[f.path]
+	d.mu.Unlock()
+	if ok && known.file == identityOf(f.info) {
+		return known.sum, nil
+	}
+	return d.digest(f)
 }
 
 // unwrapped is the system's own word: the path is told beside it.

@@ -20,9 +20,9 @@ import (
 	"google.golang.org/protobuf/types/known/structpb"
 
 	"github.com/dodona-project/dodona/plugins"
-	"github.com/dodona-project/dodona/plugins/internal/line"
 	controlplanev1 "github.com/dodona-project/dodona/proto/controlplane/v1"
 	pluginv1 "github.com/dodona-project/dodona/proto/plugin/v1"
+	"github.com/dodona-project/dodona/sdk/plugin/line"
 )
 
 // Bounds of a check.
@@ -92,9 +92,8 @@ func (f *Facade) Check(ctx context.Context, plugin string, config *structpb.Stru
 	if err := checkRequest(req); err != nil {
 		return inconclusive(plugin, err), err
 	}
-	what := fmt.Sprintf("check %s by probe %s", target(req), plugin)
 	fail := func(err error) (Observation, error) {
-		err = fmt.Errorf("%s: %w", what, err)
+		err = fmt.Errorf("check %s by probe %s: %w", target(req), plugin, err)
 		return inconclusive(plugin, err), err
 	}
 	in, err := plugins.InstanceFor("check", config)

@@ -76,9 +76,12 @@ func (f *Facade) Compile(ctx context.Context, plugin string, req *pluginv1.Compi
 // once when the plugin is not ready.
 func (f *Facade) CompileWith(ctx context.Context, plugin string, config *structpb.Struct, req *pluginv1.CompileRequest) (Result, error) {
 	id := plugins.ID{Kind: plugins.KindStrategy, Name: plugin}
+	fail := func(err error) (Result, error) {
+		return Result{}, fmt.Errorf("compile a plan for %s: %w", req.GetScope(), err)
+	}
 	in, err := plugins.InstanceFor(req.GetScope(), config)
 	if err != nil {
-		return Result{}, fmt.Errorf("compile a plan for %s: %w", req.GetScope(), err)
+		return fail(err)
 	}
 	send := &pluginv1.CompileRequest{
 		InstanceId: in.ID, Scope: req.GetScope(), Seed: req.GetSeed(),
@@ -90,11 +93,11 @@ func (f *Facade) CompileWith(ctx context.Context, plugin string, config *structp
 		return err
 	})
 	if err != nil {
-		return Result{}, fmt.Errorf("compile a plan for %s: %w", req.GetScope(), err)
+		return fail(err)
 	}
 	result, bad := check(plugin, req, reply)
 	if bad != nil {
-		return Result{}, fmt.Errorf("compile a plan for %s: %w", req.GetScope(), f.caller.Reject(id, bad.reason, bad.detail))
+		return fail(f.caller.Reject(id, bad.reason, bad.detail))
 	}
 	return result, nil
 }

@@ -73,8 +73,9 @@ func (p Probe) CheckWith(ctx context.Context, c Config, req *pluginv1.CheckReque
 		if now().Before(cert.NotBefore) {
 			return reach.Bad(controlplanev1.ErrorClass_ERROR_CLASS_TLS, "the certificate of %q is not valid before %s", cert.Subject.CommonName, date(cert.NotBefore))
 		}
-		left = min(left, cert.NotAfter.Sub(now()))
-		if days := cert.NotAfter.Sub(now()); days < time.Duration(c.MinDays)*24*time.Hour || days <= 0 {
+		valid := cert.NotAfter.Sub(now())
+		left = min(left, valid)
+		if valid < time.Duration(c.MinDays)*24*time.Hour || valid <= 0 {
 			return reach.Bad(controlplanev1.ErrorClass_ERROR_CLASS_TLS, "the certificate of %q expires %s: asked for are %d days from now", cert.Subject.CommonName, date(cert.NotAfter), c.MinDays)
 		}
 	}

@@ -16,7 +16,8 @@ import (
 	"net/url"
 	"strings"
 	"time"
-	"unicode"
+
+	"github.com/dodona-project/dodona/sdk/plugin/line"
 )
 
 const (
@@ -105,15 +106,4 @@ func Evidence(body []byte) []byte { return body[:min(len(body), maxEvidence)] }
 
 // Line makes one bounded, printable line of a text that a server may have
 // written.
-func Line(s string) string {
-	s = strings.Map(func(r rune) rune {
-		if r == unicode.ReplacementChar || !unicode.IsPrint(r) {
-			return ' '
-		}
-		return r
-	}, s)
-	if len(s) > maxLine {
-		s = strings.ToValidUTF8(s[:maxLine], "") + "…"
-	}
-	return s
-}
+func Line(s string) string { return line.Of(s, maxLine) }

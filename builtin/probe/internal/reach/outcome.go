@@ -11,23 +11,23 @@ import (
 	"os"
 	"strings"
 	"syscall"
-	"unicode"
 
 	controlplanev1 "github.com/dodona-project/dodona/proto/controlplane/v1"
 	pluginv1 "github.com/dodona-project/dodona/proto/plugin/v1"
+	"github.com/dodona-project/dodona/sdk/plugin/line"
 )
 
 const maxLine = 512 // bytes of a text for people
 
 // Good is a success, with the HTTP status if there was one.
 func Good(status int, detail string) *pluginv1.CheckReply {
-	return &pluginv1.CheckReply{Result: controlplanev1.HealthObservation_RESULT_SUCCESS, Status: uint32(status), Detail: line(detail)}
+	return &pluginv1.CheckReply{Result: controlplanev1.HealthObservation_RESULT_SUCCESS, Status: uint32(status), Detail: line.Of(detail, maxLine)}
 }
 
 // Bad is a failure of the target.
 func Bad(class controlplanev1.ErrorClass, format string, args ...any) *pluginv1.CheckReply {
 	return &pluginv1.CheckReply{
-		Result: controlplanev1.HealthObservation_RESULT_FAILURE, ErrorClass: class, Detail: line(fmt.Sprintf(format, args...)),
+		Result: controlplanev1.HealthObservation_RESULT_FAILURE, ErrorClass: class, Detail: line.Of(fmt.Sprintf(format, args...), maxLine),
 	}
 }
 
@@ -106,18 +106,4 @@ func cause(err error) string {
 		return op.Op + ": " + op.Err.Error()
 	}
 	return err.Error()
-}
-
-// line makes one bounded, printable line of a text that a target may have written.
-func line(s string) string {
-	s = strings.Map(func(r rune) rune {
-		if r == unicode.ReplacementChar || !unicode.IsPrint(r) {
-			return ' '
-		}
-		return r
-	}, s)
-	if len(s) > maxLine {
-		s = strings.ToValidUTF8(s[:maxLine], "") + "…"
-	}
-	return s
 }

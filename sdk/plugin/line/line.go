@@ -1,5 +1,6 @@
 // Package line makes one bounded line of printable text of anything. Facades
-// judge with it what plugins say for people, and word their own errors with it.
+// judge with it what plugins say for people, and word their own errors with it;
+// plugins word with it what servers and targets say.
 package line
 
 import (

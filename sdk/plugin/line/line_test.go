@@ -4,7 +4,7 @@ import (
 	"testing"
 	"unicode/utf8"
 
-	"github.com/dodona-project/dodona/plugins/internal/line"
+	"github.com/dodona-project/dodona/sdk/plugin/line"
 )
 
 func TestIs(t *testing.T) {
