@@ -68,7 +68,7 @@ func (h *Host) CallWithin(ctx context.Context, within time.Duration, id ID, in I
 	defer cancel()
 	defer g.output.mask.hide(secretsOf(ctx))()
 	err = h.callIn(ctx, cctx, g, in, method, do, fair*9/10)
-	h.metrics.observe(id, method, outcome(err), time.Since(began))
+	g.meter.done(method, err, time.Since(began))
 	return who, err
 }
 
@@ -85,9 +85,8 @@ func (h *Host) callIn(ctx, cctx context.Context, g *generation, in Instance, met
 		return fmt.Errorf("%s of plugin %s: %w", method, g.id, err)
 	}
 	defer g.slots.release()
-	inflight := h.metrics.inflight.WithLabelValues(string(g.id.Kind), g.id.Name)
-	inflight.Inc()
-	defer inflight.Dec()
+	g.meter.inflight.Inc()
+	defer g.meter.inflight.Dec()
 
 	deadline, _ := cctx.Deadline()
 	fair := time.Until(deadline) >= least
@@ -179,12 +178,14 @@ func (h *Host) Reject(id ID, reason, detail string) *AnswerError {
 	return &AnswerError{Plugin: id, Reason: reason, Detail: detail}
 }
 
+// outcome is the label of a call that ended with err.
 func outcome(err error) string {
+	if err == nil {
+		return "ok"
+	}
 	var answer *AnswerError
 	var config *ConfigError
 	switch {
-	case err == nil:
-		return "ok"
 	case errors.As(err, &answer):
 		return "rejected"
 	case errors.As(err, &config):

@@ -54,6 +54,7 @@ type launch struct {
 	dir     string     // made by start, removed when the process is gone
 	carry   []Instance // what the generation before was told of, last used first
 	logger  hclog.Logger
+	meter   *callMeter
 	started func(pgid int, dir string)
 	ended   func(pgid int)
 	dropped func(lines int)

@@ -3,7 +3,7 @@ package plugins
 import (
 	"crypto/sha256"
 	"encoding/hex"
-	"fmt"
+	"strconv"
 
 	"google.golang.org/protobuf/types/known/structpb"
 
@@ -18,8 +18,13 @@ func InstanceFor(use string, config *structpb.Struct) (Instance, error) {
 	if err != nil {
 		return Instance{}, err
 	}
-	sum := sha256.New()
-	fmt.Fprintf(sum, "%d:%s", len(use), use)
-	sum.Write(text)
-	return Instance{ID: hex.EncodeToString(sum.Sum(nil)[:16]), Config: config}, nil
+	buf := make([]byte, 0, 256) // most fit, and it stays on the stack
+	buf = strconv.AppendInt(buf, int64(len(use)), 10)
+	buf = append(buf, ':')
+	buf = append(buf, use...)
+	buf = append(buf, text...)
+	sum := sha256.Sum256(buf)
+	var id [32]byte
+	hex.Encode(id[:], sum[:len(id)/2])
+	return Instance{ID: string(id[:]), Config: config}, nil
 }

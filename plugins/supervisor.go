@@ -88,15 +88,19 @@ func newSupervisor(h *Host, id ID, file File, find func() (File, error), config 
 // want starts the plugin if it never was; it does not wait.
 func (s *supervisor) want() {
 	s.mu.Lock()
-	first := !s.wanted
+	defer s.mu.Unlock()
+	s.wantLocked()
+}
+
+func (s *supervisor) wantLocked() {
+	if s.wanted {
+		return
+	}
 	s.wanted = true
-	if first && (s.state == StateStopped || s.state == StateRejected) && !s.gone && !s.host.stopping() {
+	if (s.state == StateStopped || s.state == StateRejected) && !s.gone && !s.host.stopping() {
 		s.setLocked(StateStarting, "")
 	}
-	s.mu.Unlock()
-	if first {
-		s.poke()
-	}
+	s.poke()
 }
 
 func (s *supervisor) poke() {
@@ -116,9 +120,9 @@ func (s *supervisor) deadline() time.Duration {
 
 // acquire returns the generation for one call; the caller leaves it.
 func (s *supervisor) acquire() (*generation, error) {
-	s.want()
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	s.wantLocked()
 	if s.current != nil && s.state == StateReady && s.current.enter() {
 		return s.current, nil
 	}
@@ -227,6 +231,7 @@ func (s *supervisor) launch(ctx context.Context) (*generation, error) {
 		id: s.id, number: s.number, file: file, config: s.config,
 		limits: s.host.options.Limits, version: s.host.options.HostVersion,
 		dir: s.host.nextDir(), carry: s.carry, logger: s.logger,
+		meter:   s.host.metrics.callMeter(s.id),
 		started: s.host.watch, ended: s.host.unwatch,
 		dropped: func(n int) {
 			s.host.metrics.lines.WithLabelValues(string(s.id.Kind), s.id.Name).Add(float64(n))

@@ -35,6 +35,9 @@ const (
 	maxReply = MaxDetail + MaxEvidence + MaxState + 64<<10
 )
 
+// evaluateOptions are those of every call, made once.
+var evaluateOptions = []grpc.CallOption{grpc.StaticMethod(), grpc.MaxCallRecvMsgSize(maxReply)}
+
 // Caller carries calls to plugins; *plugins.Host is one.
 type Caller interface {
 	Call(ctx context.Context, id plugins.ID, in plugins.Instance, method string, do func(context.Context, grpc.ClientConnInterface) error) (plugins.Identity, error)
@@ -95,9 +98,9 @@ func (f *Facade) Evaluate(ctx context.Context, plugin string, req *pluginv1.Eval
 		Canary: req.GetCanary(), Stable: req.GetStable(), State: req.GetState(),
 	}
 	var reply *pluginv1.EvaluateReply
-	who, err := f.caller.Call(ctx, id, in, "Evaluate", func(ctx context.Context, conn grpc.ClientConnInterface) (err error) {
-		reply, err = pluginv1.NewAnalysisClient(conn).Evaluate(ctx, send, grpc.MaxCallRecvMsgSize(maxReply))
-		return err
+	who, err := f.caller.Call(ctx, id, in, "Evaluate", func(ctx context.Context, conn grpc.ClientConnInterface) error {
+		reply = new(pluginv1.EvaluateReply)
+		return conn.Invoke(ctx, pluginv1.Analysis_Evaluate_FullMethodName, send, reply, evaluateOptions...)
 	})
 	if err != nil {
 		return fail(err)

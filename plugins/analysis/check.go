@@ -3,6 +3,7 @@ package analysis
 import (
 	"fmt"
 	"math"
+	"strconv"
 
 	donav1 "github.com/dodona-project/dodona/proto/dona/v1"
 	pluginv1 "github.com/dodona-project/dodona/proto/plugin/v1"
@@ -106,16 +107,19 @@ func Compare(q *donav1.AnalysisQuery, value float64) (v donav1.Verdict, why stri
 	case math.IsInf(value, 1):
 		return breach, "value is +Inf"
 	case hasMax && value > q.GetMaxValue():
-		return breach, fmt.Sprintf("%v > max %v", value, q.GetMaxValue())
+		return breach, number(value) + " > max " + number(q.GetMaxValue())
 	case hasMin && value < q.GetMinValue():
-		return breach, fmt.Sprintf("%v < min %v", value, q.GetMinValue())
+		return breach, number(value) + " < min " + number(q.GetMinValue())
 	case hasMax && hasMin:
-		return pass, fmt.Sprintf("min %v <= %v <= max %v", q.GetMinValue(), value, q.GetMaxValue())
+		return pass, "min " + number(q.GetMinValue()) + " <= " + number(value) + " <= max " + number(q.GetMaxValue())
 	case hasMin:
-		return pass, fmt.Sprintf("%v >= min %v", value, q.GetMinValue())
+		return pass, number(value) + " >= min " + number(q.GetMinValue())
 	}
-	return pass, fmt.Sprintf("%v <= max %v", value, q.GetMaxValue())
+	return pass, number(value) + " <= max " + number(q.GetMaxValue())
 }
+
+// number is what %v writes.
+func number(f float64) string { return strconv.FormatFloat(f, 'g', -1, 64) }
 
 func finite(f float64) bool { return !math.IsNaN(f) && !math.IsInf(f, 0) }
 

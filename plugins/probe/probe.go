@@ -39,6 +39,9 @@ const (
 	MaxExpectStatus = 64      // codes of one request
 )
 
+// checkOptions are those of every call, made once.
+var checkOptions = []grpc.CallOption{grpc.StaticMethod()}
+
 // Caller carries calls to plugins; *plugins.Host is one.
 type Caller interface {
 	CallWithin(ctx context.Context, within time.Duration, id plugins.ID, in plugins.Instance, method string, do func(context.Context, grpc.ClientConnInterface) error) (plugins.Identity, error)
@@ -107,9 +110,10 @@ func (f *Facade) Check(ctx context.Context, plugin string, config *structpb.Stru
 	ctx = plugins.WithSecrets(ctx, secrets(req.GetCredential())...)
 	var reply *pluginv1.CheckReply
 	var took time.Duration
-	who, err := f.caller.CallWithin(ctx, req.GetTimeout().AsDuration()+Slack, id, in, "Check", func(ctx context.Context, conn grpc.ClientConnInterface) (err error) {
+	who, err := f.caller.CallWithin(ctx, req.GetTimeout().AsDuration()+Slack, id, in, "Check", func(ctx context.Context, conn grpc.ClientConnInterface) error {
 		began := time.Now()
-		reply, err = pluginv1.NewProbeClient(conn).Check(ctx, send)
+		reply = new(pluginv1.CheckReply)
+		err := conn.Invoke(ctx, pluginv1.Probe_Check_FullMethodName, send, reply, checkOptions...)
 		took = time.Since(began)
 		return err
 	})

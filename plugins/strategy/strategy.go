@@ -88,9 +88,9 @@ func (f *Facade) CompileWith(ctx context.Context, plugin string, config *structp
 		Candidates: req.GetCandidates(), Previous: req.GetPrevious(),
 	}
 	var reply *pluginv1.CompileReply
-	_, err = f.caller.Call(ctx, id, in, "Compile", func(ctx context.Context, conn grpc.ClientConnInterface) (err error) {
-		reply, err = pluginv1.NewStrategyClient(conn).Compile(ctx, send, grpc.MaxCallRecvMsgSize(maxReply(send)))
-		return err
+	_, err = f.caller.Call(ctx, id, in, "Compile", func(ctx context.Context, conn grpc.ClientConnInterface) error {
+		reply = new(pluginv1.CompileReply)
+		return conn.Invoke(ctx, pluginv1.Strategy_Compile_FullMethodName, send, reply, grpc.StaticMethod(), grpc.MaxCallRecvMsgSize(maxReply(send)))
 	})
 	if err != nil {
 		return fail(err)

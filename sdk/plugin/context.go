@@ -8,12 +8,22 @@ import (
 
 type callKey struct{}
 
-// call is what a handler can ask its context for.
+// call is the context of a handler's call, and what it can be asked for.
 type call struct {
+	context.Context
+
 	logger    hclog.Logger // the plugin's
 	instance  string
 	rolloutID string
 	config    any
+}
+
+// Value returns the call itself for callKey.
+func (c *call) Value(key any) any {
+	if key == (callKey{}) {
+		return c
+	}
+	return c.Context.Value(key)
 }
 
 func fromContext(ctx context.Context) *call {

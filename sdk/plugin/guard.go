@@ -101,7 +101,7 @@ func (g *guard) stream(srv any, ss grpc.ServerStream, info *grpc.StreamServerInf
 
 // context gives a call what Logger, Instance, RolloutID and Config return.
 func (g *guard) context(ctx context.Context, req any) (context.Context, error) {
-	c := &call{logger: g.logger}
+	c := &call{Context: ctx, logger: g.logger}
 	if r, ok := req.(interface{ GetInstanceId() string }); ok {
 		c.instance = r.GetInstanceId()
 	}
@@ -114,7 +114,7 @@ func (g *guard) context(ctx context.Context, req any) (context.Context, error) {
 			return nil, status.Errorf(codes.FailedPrecondition, "instance %q is not configured", c.instance)
 		}
 	}
-	return context.WithValue(ctx, callKey{}, c), nil
+	return c, nil
 }
 
 // recover keeps the process alive: other calls are not to pay for one.

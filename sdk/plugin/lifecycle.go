@@ -147,7 +147,7 @@ func (l *lifecycle) own(ctx context.Context, f func(context.Context) error) erro
 				done <- fmt.Errorf("panic: %v", r)
 			}
 		}()
-		done <- f(context.WithValue(ctx, callKey{}, &call{logger: l.guard.logger}))
+		done <- f(&call{Context: ctx, logger: l.guard.logger})
 	}()
 	select {
 	case err := <-done:

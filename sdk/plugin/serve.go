@@ -112,10 +112,20 @@ func giveStderrBack() func() {
 	return sync.OnceFunc(func() { os.Stdout, os.Stderr = stderr, stderr })
 }
 
+// How much the host may send ahead of its being read, in bytes. To set them also
+// ends gRPC's search for better ones, which costs a ping and its answer for each
+// call.
+const (
+	streamWindow = 1 << 20
+	connWindow   = 1 << 20
+)
+
 func serverOptions(g *guard) []grpc.ServerOption {
 	return []grpc.ServerOption{
 		grpc.MaxRecvMsgSize(wire.MaxMessageLen),
 		grpc.MaxSendMsgSize(wire.MaxMessageLen),
+		grpc.StaticStreamWindowSize(streamWindow),
+		grpc.StaticConnWindowSize(connWindow),
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 10 * time.Second, PermitWithoutStream: true}),
 		grpc.UnaryInterceptor(g.unary),
 		grpc.StreamInterceptor(g.stream),
