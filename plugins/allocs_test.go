@@ -15,7 +15,7 @@ import (
 
 // What a call through the facade, with every check, allocates in the host beside
 // the same call of gRPC over the same connection: the id of the instance, the
-// message with it, the functions that carry the call, and a plan of our own.
+// message with it, the options and functions of the call, and a plan of our own.
 func TestChecksOfACallAllocateLittle(t *testing.T) {
 	if raceDetector {
 		t.Skip("the race detector allocates too")
@@ -60,18 +60,5 @@ func TestChecksOfACallAllocateLittle(t *testing.T) {
 	t.Logf("%v allocations a call, %v by gRPC alone", with, without)
 	if with-without > most {
 		t.Errorf("the checks of a call add %v allocations: allowed are %d", with-without, most)
-	}
-}
-
-// The id of an instance without a configuration costs its own text and that of
-// the configuration.
-func TestInstanceIDAllocates(t *testing.T) {
-	n := testing.AllocsPerRun(1000, func() {
-		if _, err := plugins.InstanceFor("service/shop", nil); err != nil {
-			t.Error(err)
-		}
-	})
-	if n > 2 {
-		t.Errorf("%v allocations: allowed are 2", n)
 	}
 }

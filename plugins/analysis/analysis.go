@@ -87,10 +87,7 @@ func (f *Facade) Evaluate(ctx context.Context, plugin string, req *pluginv1.Eval
 	fail := func(err error) (Measurement, error) {
 		return Measurement{}, fmt.Errorf("evaluate %q for %s: %w", q.GetName(), req.GetService(), err)
 	}
-	in, err := plugins.InstanceFor(req.GetService()+"\x00"+q.GetName(), q.GetConfig())
-	if err != nil {
-		return fail(err)
-	}
+	in := plugins.InstanceFor(req.GetService()+"\x00"+q.GetName(), q.GetConfig())
 	send := &pluginv1.EvaluateRequest{
 		InstanceId: in.ID, RolloutId: req.GetRolloutId(), Query: q, Service: req.GetService(),
 		CanaryVariant: req.GetCanaryVariant(), StableVariant: req.GetStableVariant(),

@@ -99,10 +99,7 @@ func (f *Facade) Check(ctx context.Context, plugin string, config *structpb.Stru
 		err = fmt.Errorf("check %s by probe %s: %w", target(req), plugin, err)
 		return inconclusive(plugin, err), err
 	}
-	in, err := plugins.InstanceFor("check", config)
-	if err != nil {
-		return fail(err)
-	}
+	in := plugins.InstanceFor("check", config)
 	send := &pluginv1.CheckRequest{
 		InstanceId: in.ID, Proxy: req.GetProxy(), EndpointAddress: req.GetEndpointAddress(), Credential: req.GetCredential(),
 		Level: req.GetLevel(), Url: req.GetUrl(), Timeout: req.GetTimeout(), ExpectStatus: req.GetExpectStatus(),

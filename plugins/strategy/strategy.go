@@ -79,16 +79,13 @@ func (f *Facade) CompileWith(ctx context.Context, plugin string, config *structp
 	fail := func(err error) (Result, error) {
 		return Result{}, fmt.Errorf("compile a plan for %s: %w", req.GetScope(), err)
 	}
-	in, err := plugins.InstanceFor(req.GetScope(), config)
-	if err != nil {
-		return fail(err)
-	}
+	in := plugins.InstanceFor(req.GetScope(), config)
 	send := &pluginv1.CompileRequest{
 		InstanceId: in.ID, Scope: req.GetScope(), Seed: req.GetSeed(),
 		Candidates: req.GetCandidates(), Previous: req.GetPrevious(),
 	}
 	var reply *pluginv1.CompileReply
-	_, err = f.caller.Call(ctx, id, in, "Compile", func(ctx context.Context, conn grpc.ClientConnInterface) error {
+	_, err := f.caller.Call(ctx, id, in, "Compile", func(ctx context.Context, conn grpc.ClientConnInterface) error {
 		reply = new(pluginv1.CompileReply)
 		return conn.Invoke(ctx, pluginv1.Strategy_Compile_FullMethodName, send, reply, grpc.StaticMethod(), grpc.MaxCallRecvMsgSize(maxReply(send)))
 	})
