@@ -56,7 +56,7 @@ func decisionJob() ([]row, error) {
 		}
 		rows = append(rows, r)
 	}
-	rows = append(rows, row{"10,000 endpoints beside 1,000", byEndpoints[10_000], byEndpoints[1000], "ns", "ours at 1,000", 1.2, false})
+	rows = append(rows, row{"10,000 endpoints beside 1,000", byEndpoints[10_000], byEndpoints[1000], "ns", "ours at 1,000", 1.2, false, nil})
 	return append(rows, parallel...), nil
 }
 
@@ -82,7 +82,7 @@ func parallelDecisions(op func()) ([]row, error) {
 	if err != nil || runtime.NumCPU() < 2 {
 		return nil, err
 	}
-	return []row{{"1,000 endpoints, 2 goroutines", m[0], m[1], "/s", "ours with 1", 1.6, true}}, nil
+	return []row{{"1,000 endpoints, 2 goroutines", m[0], m[1], "/s", "ours with 1", 1.6, true, nil}}, nil
 }
 
 // decider returns one whole decision of the SDK over a snapshot of n endpoints:

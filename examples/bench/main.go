@@ -28,11 +28,21 @@ type row struct {
 	what  string  // what the peer is
 	limit float64 // goal for the ratio; 0 = none
 	least bool    // the ratio has to be at least limit; else at most
+	pairs *ratio  // measured in pairs; nil: it is ours / peer
+}
+
+// ratio is the middle of many ratios, each of two figures measured together.
+type ratio struct {
+	middle      float64
+	least, most float64 // of the middles of the pairs
 }
 
 func (r row) ratio() float64 {
-	if r.peer == 0 {
+	switch {
+	case r.peer == 0:
 		return 0
+	case r.pairs != nil:
+		return r.pairs.middle
 	}
 	return r.ours / r.peer
 }
@@ -125,6 +135,9 @@ func table(j job, rows []row) string {
 		peer, ratio := "", ""
 		if r.peer != 0 {
 			peer, ratio = figure(r.peer)+" "+r.unit, fmt.Sprintf("%.2f", r.ratio())
+			if r.pairs != nil {
+				ratio += fmt.Sprintf(" (%.2f to %.2f)", r.pairs.least, r.pairs.most)
+			}
 		}
 		fmt.Fprintf(&b, "| %s | %s %s | %s | %s | %s | %s | %s |\n", r.work, figure(r.ours), r.unit, peer, r.what, ratio, r.goal(), r.verdict())
 	}

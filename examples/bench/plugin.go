@@ -4,20 +4,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
-	"net"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
 	"time"
 
-	"github.com/hashicorp/go-hclog"
-	goplugin "github.com/hashicorp/go-plugin"
-	"google.golang.org/grpc"
-	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/protobuf/types/known/structpb"
 
 	"github.com/dodona-project/dodona/plugins"
@@ -63,21 +56,18 @@ func benchPlugins() []*plugin.Plugin {
 	for i := range crowd {
 		list = append(list, plugin.Analysis(fmt.Sprintf("crowd-%d", i), "0.1.0", answer))
 	}
+	for i := range processes {
+		list = append(list, plugin.Analysis(fmt.Sprintf("call-%d", i), "0.1.0", answer))
+	}
 	return list
 }
 
 const (
-	serverEnv = "DODONA_BENCH_SERVER"
-	callTurn  = 400  // calls a turn
-	batch     = 64   // items in one message
-	crowd     = 10   // plugins started at once
-	many      = 1000 // instances in one process
+	callTurn = 400  // calls a turn
+	batch    = 64   // items in one message
+	crowd    = 10   // plugins started at once
+	many     = 1000 // instances in one process
 )
-
-func request() *pluginv1.EvaluateRequest {
-	return &pluginv1.EvaluateRequest{InstanceId: "i", RolloutId: "r", Service: "checkout", CanaryVariant: "v2", StableVariant: "v1",
-		Query: &donav1.AnalysisQuery{Name: "p99", Query: "histogram_quantile(0.99, sum(rate(seconds_bucket[1m])) by (le))", MaxValue: 1}}
-}
 
 func pluginJob() ([]row, error) {
 	dir, err := os.MkdirTemp("", "dona-bench-*")
@@ -85,48 +75,16 @@ func pluginJob() ([]row, error) {
 		return nil, err
 	}
 	defer func() { _ = os.RemoveAll(dir) }()
-	host, err := plugins.New(plugins.Options{Builtins: benchPlugins(), RunDir: filepath.Join(dir, "run")})
+	ctx := context.Background()
+	rows, err := callRows(ctx, dir)
 	if err != nil {
 		return nil, err
 	}
-	ctx := context.Background()
-	if err := host.Start(ctx); err != nil {
+	host, err := startHost(ctx, filepath.Join(dir, "run"))
+	if err != nil {
 		return nil, err
 	}
 	defer host.Stop(ctx)
-	if err := host.Await(ctx, plugins.KindAnalysis, "bench"); err != nil {
-		return nil, err
-	}
-	facade := analysis.New(host)
-	ours := func() error {
-		_, err := facade.Evaluate(ctx, "bench", request())
-		return err
-	}
-	bare, stopBare, err := bareGoPlugin()
-	if err != nil {
-		return nil, err
-	}
-	defer stopBare()
-	plain, stopPlain, err := plainGRPC(filepath.Join(dir, "plain.sock"))
-	if err != nil {
-		return nil, err
-	}
-	defer stopPlain()
-	for range 200 { // warm all three
-		for _, call := range []func() error{ours, bare, plain} {
-			if err := call(); err != nil {
-				return nil, err
-			}
-		}
-	}
-	m, err := turns(5*repeats, p50(ours), p50(bare), p50(plain))
-	if err != nil {
-		return nil, err
-	}
-	rows := []row{
-		{"p50 of one caller, with every check of ours", m[0], m[1], "µs", "bare go-plugin, AutoMTLS", 1.05, false},
-		{"p50 of one caller, with every check of ours", m[0], m[2], "µs", "plain gRPC, no TLS", 1.15, false},
-	}
 	for _, part := range []func(context.Context, *plugins.Host) ([]row, error){batchRows, instanceRows, startRows} {
 		more, err := part(ctx, host)
 		if err != nil {
@@ -135,6 +93,15 @@ func pluginJob() ([]row, error) {
 		rows = append(rows, more...)
 	}
 	return rows, nil
+}
+
+// startHost runs a host of the plugins of this job.
+func startHost(ctx context.Context, dir string) (*plugins.Host, error) {
+	host, err := plugins.New(plugins.Options{Builtins: benchPlugins(), RunDir: dir})
+	if err != nil {
+		return nil, err
+	}
+	return host, host.Start(ctx)
 }
 
 // batchRows compares what one item of a large message costs with a call of its
@@ -160,11 +127,11 @@ func batchRows(ctx context.Context, host *plugins.Host) ([]row, error) {
 			return nil, err
 		}
 	}
-	m, err := turns(repeats, p50(one), p50(all))
+	m, err := turns(repeats, p50(callTurn, one), p50(callTurn, all))
 	if err != nil {
 		return nil, err
 	}
-	return []row{{fmt.Sprintf("one of %d candidates in one message", batch), m[1] / batch, m[0], "µs", "a call for one candidate", 0.05, false}}, nil
+	return []row{{fmt.Sprintf("one of %d candidates in one message", batch), m[1] / batch, m[0], "µs", "a call for one candidate", 0.05, false, nil}}, nil
 }
 
 // instanceRows compares calls of many instances in one process with calls of
@@ -217,19 +184,22 @@ func instanceRows(ctx context.Context, host *plugins.Host) ([]row, error) {
 	}
 	next := 0
 	m, err := turns(repeats,
-		p50(func() error { next++; return evaluate(next % many) }),
-		p50(func() error { return evaluate(0) }))
+		p50(callTurn, func() error { next++; return evaluate(next % many) }),
+		p50(callTurn, func() error { return evaluate(0) }))
 	if err != nil {
 		return nil, err
 	}
 	return []row{
-		{fmt.Sprintf("p50 over %d configured instances of one process", many), m[0], m[1], "µs", "over one instance", 0, false},
-		{fmt.Sprintf("memory of the process (PSS) with %d instances", many), after, before, "MiB", "with one", 0, false},
+		{fmt.Sprintf("p50 over %d configured instances of one process", many), m[0], m[1], "µs", "over one instance", 0, false, nil},
+		{fmt.Sprintf("memory of the process (PSS) with %d instances", many), after, before, "MiB", "with one", 0, false, nil},
 	}, nil
 }
 
 // startRows measures from asking for a plugin to its first possible call.
 func startRows(ctx context.Context, host *plugins.Host) ([]row, error) {
+	if err := host.Await(ctx, plugins.KindAnalysis, "bench"); err != nil {
+		return nil, err
+	}
 	name := func(i int) string { return fmt.Sprintf("crowd-%d", i) }
 	begin := time.Now()
 	for i := range crowd {
@@ -271,9 +241,9 @@ func startRows(ctx context.Context, host *plugins.Host) ([]row, error) {
 		return nil, err
 	}
 	return []row{
-		{"start: process, handshake, Describe, first health", m[0], m[1], "ms", "bare go-plugin: process, handshake, first call", 0, false},
-		{fmt.Sprintf("start of %d plugins at once, until the last is ready", crowd), together, 0, "ms", "", 0, false},
-		{fmt.Sprintf("memory of one of %d plugins of one program (PSS)", crowd), memory, 0, "MiB", "", 0, false},
+		{"start: process, handshake, Describe, first health", m[0], m[1], "ms", "bare go-plugin: process, handshake, first call", 0, false, nil},
+		{fmt.Sprintf("start of %d plugins at once, until the last is ready", crowd), together, 0, "ms", "", 0, false, nil},
+		{fmt.Sprintf("memory of one of %d plugins of one program (PSS)", crowd), memory, 0, "MiB", "", 0, false, nil},
 	}, nil
 }
 
@@ -297,11 +267,11 @@ func pss(host *plugins.Host, name string) (float64, error) {
 	return 0, fmt.Errorf("the kernel does not tell the memory of process %d", s.GetPid())
 }
 
-// p50 is the median time of a call in µs.
-func p50(call func() error) func() (float64, error) {
+// p50 is the median time of n calls in µs.
+func p50(n int, call func() error) func() (float64, error) {
 	return func() (float64, error) {
-		took := make([]float64, 0, callTurn)
-		for range callTurn {
+		took := make([]float64, 0, n)
+		for range n {
 			begin := time.Now()
 			if err := call(); err != nil {
 				return 0, err
@@ -311,103 +281,4 @@ func p50(call func() error) func() (float64, error) {
 		slices.Sort(took)
 		return took[len(took)/2], nil
 	}
-}
-
-// analysisServer is the service without our SDK.
-type analysisServer struct {
-	pluginv1.UnimplementedAnalysisServer
-}
-
-func (analysisServer) Evaluate(ctx context.Context, req *pluginv1.EvaluateRequest) (*pluginv1.EvaluateReply, error) {
-	return answer(ctx, req)
-}
-
-// barePlugin is go-plugin as its documentation shows it.
-type barePlugin struct {
-	goplugin.NetRPCUnsupportedPlugin
-}
-
-func (barePlugin) GRPCServer(_ *goplugin.GRPCBroker, s *grpc.Server) error {
-	pluginv1.RegisterAnalysisServer(s, analysisServer{})
-	return nil
-}
-
-func (barePlugin) GRPCClient(_ context.Context, _ *goplugin.GRPCBroker, c *grpc.ClientConn) (any, error) {
-	return pluginv1.NewAnalysisClient(c), nil
-}
-
-var bareHandshake = goplugin.HandshakeConfig{ProtocolVersion: 1, MagicCookieKey: "DODONA_BENCH", MagicCookieValue: "bare"}
-
-func bareGoPlugin() (call func() error, stop func(), err error) {
-	cmd := exec.Command("/proc/self/exe")
-	cmd.Env = append(os.Environ(), serverEnv+"=bare")
-	client := goplugin.NewClient(&goplugin.ClientConfig{
-		HandshakeConfig: bareHandshake, Plugins: goplugin.PluginSet{"a": barePlugin{}}, Cmd: cmd,
-		AllowedProtocols: []goplugin.Protocol{goplugin.ProtocolGRPC}, AutoMTLS: true, Logger: hclog.NewNullLogger(),
-	})
-	protocol, err := client.Client()
-	if err != nil {
-		client.Kill()
-		return nil, nil, err
-	}
-	a, err := protocol.Dispense("a")
-	if err != nil {
-		client.Kill()
-		return nil, nil, err
-	}
-	return caller(a.(pluginv1.AnalysisClient)), client.Kill, nil
-}
-
-func plainGRPC(socket string) (call func() error, stop func(), err error) {
-	cmd := exec.Command("/proc/self/exe")
-	cmd.Env = append(os.Environ(), serverEnv+"="+socket)
-	cmd.Stderr = os.Stderr
-	stdin, err := cmd.StdinPipe()
-	if err != nil {
-		return nil, nil, err
-	}
-	if err := cmd.Start(); err != nil {
-		return nil, nil, err
-	}
-	conn, err := grpc.NewClient("unix:"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()),
-		grpc.WithDefaultCallOptions(grpc.WaitForReady(true)))
-	if err != nil {
-		return nil, nil, err
-	}
-	return caller(pluginv1.NewAnalysisClient(conn)), func() { _ = conn.Close(); _ = stdin.Close(); _ = cmd.Wait() }, nil
-}
-
-func caller(client pluginv1.AnalysisClient) func() error {
-	return func() error {
-		ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
-		defer cancel()
-		_, err := client.Evaluate(ctx, request())
-		return err
-	}
-}
-
-// asServer turns this process into one of the peers when it was started as one.
-func asServer() {
-	what := os.Getenv(serverEnv)
-	switch {
-	case what == "":
-		return
-	case what == "bare":
-		goplugin.Serve(&goplugin.ServeConfig{HandshakeConfig: bareHandshake, Plugins: goplugin.PluginSet{"a": barePlugin{}},
-			GRPCServer: goplugin.DefaultGRPCServer, Logger: hclog.NewNullLogger()})
-		os.Exit(0)
-	}
-	if !strings.HasPrefix(what, "/") {
-		os.Exit(2)
-	}
-	listener, err := net.Listen("unix", what)
-	if err != nil {
-		fmt.Fprintln(os.Stderr, "bench: plain server:", err)
-		os.Exit(1)
-	}
-	server := grpc.NewServer()
-	pluginv1.RegisterAnalysisServer(server, analysisServer{})
-	go func() { _ = server.Serve(listener) }()
-	_, _ = io.Copy(io.Discard, os.Stdin) // ends with its parent
-	os.Exit(0)
 }

@@ -136,34 +136,34 @@ func pushRows() (rows []row, err error) {
 	ours, peer, tuned := m[0], m[1], m[2]
 	large := ours
 	rows = append(rows,
-		row{"one of 2,000 endpoints changes", ours.cpu, peer.cpu, cpuUnit, peerDelta.name + ", 200 × 10", 0.4, false},
-		row{"the same", ours.cpu, tuned.cpu, cpuUnit, peerTuned.name, 0.55, false},
-		row{"the same", ours.ms, peer.ms, msUnit, peerDelta.name, 0, false},
-		row{"a burst of 200 changes at 1 kHz", ours.burstCPU, peer.burstCPU, "ms CPU", peerDelta.name, 0.6, false},
-		row{"the same", ours.burstMS, peer.burstMS, "ms from the last until all have it", peerDelta.name, 0.6, false},
-		row{"an idle watcher of 2,000 endpoints", ours.heap, peer.heap, heapUnit, peerDelta.name, 0, false},
+		row{"one of 2,000 endpoints changes", ours.cpu, peer.cpu, cpuUnit, peerDelta.name + ", 200 × 10", 0.4, false, nil},
+		row{"the same", ours.cpu, tuned.cpu, cpuUnit, peerTuned.name, 0.55, false, nil},
+		row{"the same", ours.ms, peer.ms, msUnit, peerDelta.name, 0, false, nil},
+		row{"a burst of 200 changes at 1 kHz", ours.burstCPU, peer.burstCPU, "ms CPU", peerDelta.name, 0.6, false, nil},
+		row{"the same", ours.burstMS, peer.burstMS, "ms from the last until all have it", peerDelta.name, 0.6, false, nil},
+		row{"an idle watcher of 2,000 endpoints", ours.heap, peer.heap, heapUnit, peerDelta.name, 0, false, nil},
 	)
 	if m, err = measurePushes(2000, 1, false, oursDelta, peerDelta); err != nil {
 		return nil, err
 	}
 	rows = append(rows,
-		row{"one of 2,000 resources changes", m[0].cpu, m[1].cpu, cpuUnit, peerDelta.name + ", 2,000 × 1", 0.12, false},
-		row{"an idle watcher of 2,000 resources", m[0].heap, m[1].heap, heapUnit, peerDelta.name, 0.1, false})
+		row{"one of 2,000 resources changes", m[0].cpu, m[1].cpu, cpuUnit, peerDelta.name + ", 2,000 × 1", 0.12, false, nil},
+		row{"an idle watcher of 2,000 resources", m[0].heap, m[1].heap, heapUnit, peerDelta.name, 0.1, false, nil})
 	if m, err = measurePushes(200, 1, false, oursDelta, peerDelta); err != nil {
 		return nil, err
 	}
 	rows = append(rows,
-		row{"one of 2,000 endpoints changes, beside one of 200", large.cpu, m[0].cpu, cpuUnit, "ours at 200", 1.25, false},
-		row{"an idle watcher of 200 resources", m[0].heap, m[1].heap, heapUnit, peerDelta.name, 0.35, false},
-		row{"an idle watcher of 2,000 endpoints, beside one of 200", large.heap, m[0].heap, heapUnit, "ours at 200", 1.05, false})
+		row{"one of 2,000 endpoints changes, beside one of 200", large.cpu, m[0].cpu, cpuUnit, "ours at 200", 1.25, false, nil},
+		row{"an idle watcher of 200 resources", m[0].heap, m[1].heap, heapUnit, peerDelta.name, 0.35, false, nil},
+		row{"an idle watcher of 2,000 endpoints, beside one of 200", large.heap, m[0].heap, heapUnit, "ours at 200", 1.05, false, nil})
 	if m, err = measurePushes(200, 10, false, oursFull, peerFull); err != nil {
 		return nil, err
 	}
 	return append(rows,
-		row{"one of 2,000 endpoints changes, whole snapshots", m[0].cpu, m[1].cpu, cpuUnit, peerFull.name, 0.08, false},
-		row{"the same", m[0].ms, m[1].ms, msUnit, peerFull.name, 0, false},
-		row{"deltas beside whole snapshots, 2,000 endpoints", ours.cpu, m[0].cpu, cpuUnit, oursFull.name, 0, false},
-		row{"the same", ours.ms, m[0].ms, msUnit, oursFull.name, 0, false}), nil
+		row{"one of 2,000 endpoints changes, whole snapshots", m[0].cpu, m[1].cpu, cpuUnit, peerFull.name, 0.08, false, nil},
+		row{"the same", m[0].ms, m[1].ms, msUnit, peerFull.name, 0, false, nil},
+		row{"deltas beside whole snapshots, 2,000 endpoints", ours.cpu, m[0].cpu, cpuUnit, oursFull.name, 0, false, nil},
+		row{"the same", ours.ms, m[0].ms, msUnit, oursFull.name, 0, false, nil}), nil
 }
 
 func newDodona(endpoints int, delta bool) (*pusher, error) {

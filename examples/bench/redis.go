@@ -44,7 +44,7 @@ func redisJob() ([]row, error) {
 		if err != nil {
 			return nil, err
 		}
-		rows = append(rows, row{c.work, m[0], m[1], "/s", "a hand-written script, a connection a caller", c.goal, true})
+		rows = append(rows, row{c.work, m[0], m[1], "/s", "a hand-written script, a connection a caller", c.goal, true, nil})
 	}
 	return rows, nil
 }

@@ -45,7 +45,7 @@ func snapshotJob() (rows []row, err error) {
 			return nil, err
 		}
 		r := row{fmt.Sprintf("%d watchers on %d connections, %.0f KB", watchers, conns, float64(size)/1000), m[0], m[1],
-			"µs CPU a watcher", "one TCP write of the same bytes", 6, false}
+			"µs CPU a watcher", "one TCP write of the same bytes", 6, false, nil}
 		rows = append(rows, r)
 	}
 	more, err := pushRows()

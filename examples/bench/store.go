@@ -70,7 +70,7 @@ func storeJob() ([]row, error) {
 	if err != nil {
 		return nil, err
 	}
-	rows = append(rows, row{"1 caller", m[0], m[1], "/s", "bbolt `Update`", 0.85, true})
+	rows = append(rows, row{"1 caller", m[0], m[1], "/s", "bbolt `Update`", 0.85, true, nil})
 	for _, c := range []struct {
 		callers int
 		goal    float64
@@ -82,8 +82,8 @@ func storeJob() ([]row, error) {
 		}
 		work := fmt.Sprintf("%d callers", c.callers)
 		rows = append(rows,
-			row{work, m[0], m[1], "/s", "bbolt `Batch`", c.goal, true},
-			row{work, m[0], m[2], "/s", "bbolt `Batch`, MaxBatchSize = callers", 0.8, true})
+			row{work, m[0], m[1], "/s", "bbolt `Batch`", c.goal, true, nil},
+			row{work, m[0], m[2], "/s", "bbolt `Batch`, MaxBatchSize = callers", 0.8, true, nil})
 	}
 	m, err = turns(3, side(64, update(store.Soft)))
 	if err != nil {
