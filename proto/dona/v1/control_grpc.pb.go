@@ -227,6 +227,7 @@ type ControlPlaneClient interface {
 	//     weights, so that RECREATE and BLUE_GREEN cannot keep the traffic where it is;
 	//     canary names another canary than the release, or its variant as the stable
 	//     one; whatever else StartRollout refuses at the state.
+	//   - RESOURCE_EXHAUSTED: the snapshot would be larger than 4 MiB.
 	//   - UNAVAILABLE: reason `plugin`, as StartRollout.
 	//
 	// Durability: hard.
@@ -270,7 +271,8 @@ type ControlPlaneClient interface {
 	//     or together with clear_residency; a strategy or probe plugin that does not
 	//     exist, or a config that its schema refuses; a probe_config without a probe.
 	//   - RESOURCE_EXHAUSTED: 4 MiB of the snapshot, or 5,000 services.
-	//   - UNAVAILABLE: a plugin that never ran cannot say whether it takes its config.
+	//   - UNAVAILABLE: reason `plugin`: one that never ran cannot say whether it takes
+	//     its config.
 	//
 	// Durability: hard.
 	//
@@ -737,6 +739,7 @@ type ControlPlaneServer interface {
 	//     weights, so that RECREATE and BLUE_GREEN cannot keep the traffic where it is;
 	//     canary names another canary than the release, or its variant as the stable
 	//     one; whatever else StartRollout refuses at the state.
+	//   - RESOURCE_EXHAUSTED: the snapshot would be larger than 4 MiB.
 	//   - UNAVAILABLE: reason `plugin`, as StartRollout.
 	//
 	// Durability: hard.
@@ -780,7 +783,8 @@ type ControlPlaneServer interface {
 	//     or together with clear_residency; a strategy or probe plugin that does not
 	//     exist, or a config that its schema refuses; a probe_config without a probe.
 	//   - RESOURCE_EXHAUSTED: 4 MiB of the snapshot, or 5,000 services.
-	//   - UNAVAILABLE: a plugin that never ran cannot say whether it takes its config.
+	//   - UNAVAILABLE: reason `plugin`: one that never ran cannot say whether it takes
+	//     its config.
 	//
 	// Durability: hard.
 	//

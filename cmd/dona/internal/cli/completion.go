@@ -17,8 +17,8 @@ import (
 	donav1 "github.com/dodona-project/dodona/proto/dona/v1"
 )
 
-// completionWait is how long a completion waits for a host: nobody waits longer
-// for a key to do something.
+// completionWait is how long a completion waits for a host when --timeout says
+// nothing: nobody waits longer for a key to do something.
 const completionWait = 2 * time.Second
 
 // shells write the script that completes dona's command lines.
@@ -171,8 +171,10 @@ const noProbe = "none"
 // asked is what the host says in time; a host that is away or refuses offers
 // nothing and is no reason to complain.
 func (a *app) asked(cmd *cobra.Command, ask func(*connection) []string) (words []string) {
-	a.timeout = min(a.timeout, completionWait)
-	ctx, cancel := context.WithTimeout(cmp.Or(cmd.Context(), context.Background()), completionWait)
+	if !cmd.Flags().Changed("timeout") {
+		a.timeout = completionWait
+	}
+	ctx, cancel := context.WithTimeout(cmp.Or(cmd.Context(), context.Background()), a.timeout)
 	defer cancel()
 	_ = a.withHost(ctx, func(c *connection) error {
 		words = ask(c)
