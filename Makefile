@@ -74,6 +74,10 @@ cross: ## build for the other platforms
 proto: $(BUF) ## generate Go code from the .proto files
 	$(BUF) generate
 
+.PHONY: docs
+docs: ## write docs/api-control-plane.md from the contract and the code
+	$(GO) run ./host/api/internal/apiref
+
 .PHONY: proto-check
 proto-check: $(BUF) ## generated code is fresh, nothing published breaks
 	$(BUF) generate

@@ -33,7 +33,8 @@ type Rule struct {
 // unaryCap bounds a unary call whose rule says nothing else.
 const unaryCap = 10 * time.Second
 
-func (r Rule) cap() time.Duration { return cmp.Or(r.Cap, unaryCap) }
+// Deadline is the longest that a unary call takes.
+func (r Rule) Deadline() time.Duration { return cmp.Or(r.Cap, unaryCap) }
 
 const (
 	smallMessage = 256 << 10

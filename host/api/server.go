@@ -112,7 +112,7 @@ func (g *guard) unary(ctx context.Context, req any, info *grpc.UnaryServerInfo, 
 	if err := within(req, rule); err != nil {
 		return nil, err
 	}
-	ctx, cancel := context.WithTimeout(ctx, rule.cap())
+	ctx, cancel := context.WithTimeout(ctx, rule.Deadline())
 	defer cancel()
 	resp, err = handler(ctx, req)
 	return resp, answer(g.log, info.FullMethod, err)

@@ -997,7 +997,7 @@ type ConfigSnapshot struct {
 	Flags               []*FlagRule            `protobuf:"bytes,5,rep,name=flags,proto3" json:"flags,omitempty"`     // sorted by flag key bytes
 	Residency           *ResidencyPolicy       `protobuf:"bytes,6,opt,name=residency,proto3" json:"residency,omitempty"`
 	Plan                *Plan                  `protobuf:"bytes,7,opt,name=plan,proto3" json:"plan,omitempty"`         // how to choose among the endpoints of one variant
-	Checksum            []byte                 `protobuf:"bytes,8,opt,name=checksum,proto3" json:"checksum,omitempty"` // SHA-256 of the content; see the service-plane spec
+	Checksum            []byte                 `protobuf:"bytes,8,opt,name=checksum,proto3" json:"checksum,omitempty"` // of the content; package sdk/dona/digest says how
 	Form                ConfigSnapshot_Form    `protobuf:"varint,9,opt,name=form,proto3,enum=dona.v1.ConfigSnapshot_Form" json:"form,omitempty"`
 	BaseVersion         uint64                 `protobuf:"varint,10,opt,name=base_version,json=baseVersion,proto3" json:"base_version,omitempty"`               // DELTA: applies to this version only
 	RemovedEndpoints    []string               `protobuf:"bytes,11,rep,name=removed_endpoints,json=removedEndpoints,proto3" json:"removed_endpoints,omitempty"` // DELTA: endpoint ids

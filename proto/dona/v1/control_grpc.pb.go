@@ -49,33 +49,296 @@ type ControlPlaneClient interface {
 	// Lease-by-stream: the first message registers, later ones are heartbeats.
 	// Acceptance is sent at once as response headers (dona-lease-id,
 	// dona-heartbeat-ms); RegisterAck closes a graceful deregistration. The
-	// endpoint is gone when the stream breaks or heartbeats stop.
+	// endpoint is gone when the stream breaks or heartbeats stop: after three that
+	// were missed. A stream that the host ends leaves the endpoint for as long, so
+	// that its process can come back.
+	//
+	// When very many endpoints of a service go at once, removals are frozen and an
+	// alarm shows: a fault of the host or the network empties no snapshot.
+	//
+	// Refuses:
+	//   - INVALID_ARGUMENT: no message came; a field of the first one is not what its
+	//     limit allows; a later one changes fields 1 to 6 (one that is left empty
+	//     changes nothing) or has a utilization outside 0 to 1. The lease ends.
+	//   - ABORTED: a newer stream registered the same endpoint and has taken over, or
+	//     the lease ended because heartbeats were missed: register again.
+	//   - RESOURCE_EXHAUSTED: the service has 10,000 endpoints, its snapshot would be
+	//     larger than 4 MiB, or there are 5,000 services; heartbeats come faster than
+	//     10 a second with a burst of 20, and the lease ends.
+	//   - UNAVAILABLE: reason `draining`: this host stops or has not begun. Register
+	//     with another one, or again.
+	//
+	// Durability: soft. The endpoint is in snapshots at once and on disk with the
+	// next flush; what a crash takes, registrations bring back.
+	//
+	// Audit: `endpoint.register` when an endpoint is new or another than before, and
+	// `endpoint.gone` with why it went. One that comes back unchanged makes no entry.
 	RegisterEndpoint(ctx context.Context, opts ...grpc.CallOption) (grpc.ClientStreamingClient[EndpointHeartbeat, RegisterAck], error)
 	// One service per stream. The first frame is always full, or "unchanged" if
 	// the client already holds the current version. With accept_delta the server
-	// may send deltas against the version it last sent on this stream.
+	// may send deltas against the version it last sent on this stream. A service
+	// that nobody knows has an empty set of version 0, and the stream goes on when
+	// it appears. A client that holds a newer version than the store gets what
+	// there is, and the host an alarm.
+	//
+	// The first change is sent at once, those that follow within 20 to 500 ms as one;
+	// removals, rollbacks, quarantine and residency do not wait.
+	//
+	// Refuses:
+	//   - INVALID_ARGUMENT: a name is not what its limit allows; last_checksum has
+	//     neither 32 bytes nor none.
+	//   - PERMISSION_DENIED: the service is shared, and not with this caller in this
+	//     region. An open stream ends with it when a change shuts its caller out.
+	//   - RESOURCE_EXHAUSTED: reason `resume`: nothing was read from the stream for
+	//     10 s, watch again with last_version. Without a reason: this host has 10,000
+	//     services watched already.
+	//   - UNAVAILABLE: reason `draining`: this host stops.
+	//
+	// Durability: reads only.
+	//
+	// Audit: none.
 	WatchConfig(ctx context.Context, in *WatchConfigRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[ConfigSnapshot], error)
 	// Fenced by (reporter_id, sequence, digest): a replay is acknowledged and
 	// counted once; the same sequence with other content is ALREADY_EXISTS; a
-	// lower sequence is ABORTED. Acknowledged only after audits are durable.
+	// lower sequence is ABORTED. Acknowledged only after audits are durable. The
+	// digest is of the batch without its sequence, and kept for an hour after its
+	// last use.
+	//
+	// Each item is checked by itself. A bad one is dropped and counted in `dropped`,
+	// the rest counts: one of an unknown service or variant, of a time more than 5 s
+	// ahead of the host's clock or more than 5 min behind it, or with a field that is
+	// not what its limit allows.
+	//
+	// Refuses:
+	//   - INVALID_ARGUMENT: more than 4,096 items in all lists together; no reporter_id,
+	//     or a bad one; sequence 0 with anything else than calls.
+	//   - ALREADY_EXISTS: this sequence was sent before with other content: a retry
+	//     repeats the same bytes.
+	//   - ABORTED: a higher sequence was sent before.
+	//
+	// Durability: hard when the batch has audits, else soft.
+	//
+	// Audit: one `call.decision` for equal decisions of the batch, one
+	// `flag.exposure` for each service in it, and `stats.gap` in each service of the
+	// batch when sequences are missing before it.
 	ReportStats(ctx context.Context, in *StatsBatch, opts ...grpc.CallOption) (*ReportAck, error)
-	// --- admin ---
+	// Sets or deletes a flag. The first one makes the service. The same rule again
+	// changes nothing and makes no entry.
+	//
+	// Refuses:
+	//   - INVALID_ARGUMENT: no rule; a bad service, flag or variant; rollout_percent
+	//     over 100, or above 0 without rollout_variant; a targeting rule without
+	//     attribute, variant or values, EXISTS with values, or an operator that clients
+	//     do not evaluate (they do IN, NOT_IN and EXISTS); a hash_version over 1.
+	//   - NOT_FOUND: delete, and there is no such flag.
+	//   - FAILED_PRECONDITION: expected_version is not the flag's version now.
+	//   - RESOURCE_EXHAUSTED: 1,000 flags of the service, 4 MiB of its snapshot, or
+	//     5,000 services.
+	//
+	// Durability: hard.
+	//
+	// Audit: `flag.set` with a hash of the targeting rules instead of their values,
+	// `flag.delete`.
 	SetFlag(ctx context.Context, in *SetFlagRequest, opts ...grpc.CallOption) (*Empty, error)
+	// Starts a canary rollout: PENDING, with all traffic on the stable variant. The
+	// request of the rollout that lives already changes nothing and is no error;
+	// supersede and retry do not make it another one. Any canary is accepted: the
+	// rollout waits for its first endpoint.
+	//
+	// Refuses:
+	//   - INVALID_ARGUMENT: steps that are none, more than 50, not strictly rising from
+	//     1, or do not end at 100; step_seconds not 1 to 86,400; a percent over 100; equal
+	//     variants; more than 16 queries, a name used twice, a bound that is not finite,
+	//     no bound at all for a provider without a verdict of its own, no query, a URL
+	//     that is not http or https or has a password, a timeout over 5 s, a provider
+	//     that does not exist, or a config that its schema refuses.
+	//   - FAILED_PRECONDITION: stable_variant has no endpoint (so an unknown service,
+	//     too), does not hold 100 % of the weights, or is quarantined; another rollout
+	//     is PENDING, PROGRESSING, HOLDING or PAUSED and supersede is not set, or goes
+	//     back to another stable variant; the canary is quarantined after ROLLED_BACK
+	//     and retry is not set. A rollout that ended as PROMOTED, ABORTED or SUPERSEDED is
+	//     in nobody's way.
+	//   - RESOURCE_EXHAUSTED: the snapshot would be larger than 4 MiB.
+	//   - UNAVAILABLE: reason `plugin`: a provider that never ran cannot say whether it
+	//     takes its query.
+	//
+	// Durability: hard.
+	//
+	// Audit: `rollout.start`; before it `rollout.supersede` of the one replaced and
+	// `quarantine.lift` of a canary that is retried.
 	StartRollout(ctx context.Context, in *StartRolloutRequest, opts ...grpc.CallOption) (*Empty, error)
+	// Pauses, resumes, promotes or aborts the service's rollout, or lifts a
+	// quarantine, and answers with the status right after it.
+	//
+	// Refuses:
+	//   - INVALID_ARGUMENT: a bad service; an action that is none; a reason of more than
+	//     4 KiB or with control characters; LIFT_QUARANTINE without a variant.
+	//   - NOT_FOUND: there is no such service, or it has no rollout.
+	//   - FAILED_PRECONDITION: the state does not allow the action (the table below); a
+	//     BREACH stands or the canary has no legal endpoint, for both promotions; the
+	//     variant is not quarantined.
+	//
+	// Durability: hard.
+	//
+	// Audit: `rollout.pause`, `rollout.resume`, `rollout.step`, `rollout.promote`,
+	// `rollout.abort`, `quarantine.lift`, with the reason.
 	ControlRollout(ctx context.Context, in *ControlRolloutRequest, opts ...grpc.CallOption) (*RolloutStatus, error)
+	// Keeps a build of a service for good. The first one makes the service. The same
+	// version with the same digest again returns what is there, whatever else the
+	// request says.
+	//
+	// Refuses:
+	//   - INVALID_ARGUMENT: a bad service, version or digest; a uri of more than 2 KiB or
+	//     with user info; more than 32 labels, or a bad one.
+	//   - ALREADY_EXISTS: the version has another digest.
+	//   - RESOURCE_EXHAUSTED: 10,000 artifacts of the service, or 5,000 services.
+	//
+	// Durability: hard.
+	//
+	// Audit: `artifact.register`.
 	RegisterArtifact(ctx context.Context, in *RegisterArtifactRequest, opts ...grpc.CallOption) (*Artifact, error)
+	// Binds an artifact, a variant and a configuration under the service's next
+	// number. Each call makes a release.
+	//
+	// Refuses:
+	//   - INVALID_ARGUMENT: a bad service, artifact_id or variant; an artifact of another
+	//     service; a configuration of more than 64 KiB, or with an empty key or one of
+	//     more than 128 bytes.
+	//   - NOT_FOUND: there is no such artifact.
+	//   - RESOURCE_EXHAUSTED: 10,000 releases of the service.
+	//
+	// Durability: hard.
+	//
+	// Audit: `release.create`, without the configuration.
 	CreateRelease(ctx context.Context, in *CreateReleaseRequest, opts ...grpc.CallOption) (*Release, error)
+	// Brings a release to where requests are: WAITING until each region has an
+	// endpoint of its variant, then by the strategy. The request of the deployment
+	// that lives already returns that one. Another one that is still WAITING ends as
+	// FAILED and makes room.
+	//
+	// Refuses:
+	//   - INVALID_ARGUMENT: a bad release_id, environment or region; no strategy;
+	//     ready_timeout_seconds over a day; CANARY without canary, another strategy with
+	//     it, or in canary whatever StartRollout calls invalid.
+	//   - NOT_FOUND: there is no such release.
+	//   - FAILED_PRECONDITION: another deployment is RUNNING; a rollout moves the
+	//     traffic, for RECREATE and BLUE_GREEN; the variant is quarantined; BLUE_GREEN,
+	//     and the variant has all traffic already; several variants serve without
+	//     weights, so that RECREATE and BLUE_GREEN cannot keep the traffic where it is;
+	//     canary names another canary than the release, or its variant as the stable
+	//     one; whatever else StartRollout refuses at the state.
+	//   - RESOURCE_EXHAUSTED: the snapshot would be larger than 4 MiB.
+	//   - UNAVAILABLE: reason `plugin`, as StartRollout.
+	//
+	// Durability: hard.
+	//
+	// Audit: `deployment.start`, and `deployment.end` of one that made room and at
+	// the end.
 	StartDeployment(ctx context.Context, in *StartDeploymentRequest, opts ...grpc.CallOption) (*Deployment, error)
+	// Sets or deletes the rule that leads a host and path prefix to a service. The
+	// same rule again changes nothing and makes no entry.
+	//
+	// Refuses:
+	//   - INVALID_ARGUMENT: a bad service, host, path_prefix or region; more than 64
+	//     regions, or one twice.
+	//   - NOT_FOUND: there is no such service; delete, and it has no such rule.
+	//   - ALREADY_EXISTS: host and path_prefix lead to another service.
+	//   - RESOURCE_EXHAUSTED: 100 rules of the service.
+	//
+	// Durability: hard.
+	//
+	// Audit: `ingress.set`, `ingress.delete`.
 	SetIngress(ctx context.Context, in *SetIngressRequest, opts ...grpc.CallOption) (*Empty, error)
+	// Says who may watch a service, or with delete that everyone may again. It makes
+	// the service when it is new. Streams of those shut out end at once.
+	//
+	// Refuses:
+	//   - INVALID_ARGUMENT: a bad service; no consumers, more than 500, or one twice; a
+	//     bad region.
+	//   - NOT_FOUND: delete, and nothing is set.
+	//   - RESOURCE_EXHAUSTED: 5,000 services.
+	//
+	// Durability: hard.
+	//
+	// Audit: `shared.set`, `shared.delete`.
 	SetSharedService(ctx context.Context, in *SetSharedServiceRequest, opts ...grpc.CallOption) (*Empty, error)
+	// Changes residency, strategy and probe: what is absent or empty stays. It makes
+	// the service when it is new. The same policy again changes nothing and makes no
+	// entry.
+	//
+	// Refuses:
+	//   - INVALID_ARGUMENT: a bad service; nothing to change; residency without regions,
+	//     or together with clear_residency; a strategy or probe plugin that does not
+	//     exist, or a config that its schema refuses; a probe_config without a probe.
+	//   - RESOURCE_EXHAUSTED: 4 MiB of the snapshot, or 5,000 services.
+	//   - UNAVAILABLE: reason `plugin`: one that never ran cannot say whether it takes
+	//     its config.
+	//
+	// Durability: hard.
+	//
+	// Audit: `policy.set`, with what changed.
 	SetServicePolicy(ctx context.Context, in *SetServicePolicyRequest, opts ...grpc.CallOption) (*Empty, error)
+	// Everything about one service at one revision; the watchers are those of the
+	// host that answers.
+	//
+	// Refuses:
+	// - INVALID_ARGUMENT: a bad service.
+	// - NOT_FOUND: there is no such service.
+	//
+	// Durability: reads only.
+	//
+	// Audit: none.
 	GetStatus(ctx context.Context, in *GetStatusRequest, opts ...grpc.CallOption) (*StatusReply, error)
+	// The status now and whenever it changed, at most four times a second. It looks
+	// once a second also without a change, since windows slide.
+	//
+	// Refuses:
+	// - INVALID_ARGUMENT: a bad service.
+	// - NOT_FOUND: there is no such service, or not any more.
+	// - UNAVAILABLE: this host stops.
+	//
+	// Durability: reads only.
+	//
+	// Audit: none.
 	WatchStatus(ctx context.Context, in *GetStatusRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[StatusReply], error)
+	// The names of all services, sorted. One with nothing but past endpoints is no
+	// longer among them after 24 h.
+	//
+	// Refuses: nothing of its own.
+	//
+	// Durability: reads only.
+	//
+	// Audit: none.
 	ListServices(ctx context.Context, in *ListServicesRequest, opts ...grpc.CallOption) (*ListServicesReply, error)
+	// A service's artifacts, the newest first: 1,000, or as many as fit in 4 MiB.
+	//
+	// Refuses:
+	// - INVALID_ARGUMENT: a bad service.
+	// - NOT_FOUND: there is no such service.
+	//
+	// Durability: reads only.
+	//
+	// Audit: none.
 	ListArtifacts(ctx context.Context, in *ListArtifactsRequest, opts ...grpc.CallOption) (*ListArtifactsReply, error)
+	// A service's releases, the newest first: 1,000, or as many as fit in 4 MiB.
+	//
+	// Refuses:
+	// - INVALID_ARGUMENT: a bad service.
+	// - NOT_FOUND: there is no such service.
+	//
+	// Durability: reads only.
+	//
+	// Audit: none.
 	ListReleases(ctx context.Context, in *ListReleasesRequest, opts ...grpc.CallOption) (*ListReleasesReply, error)
 	// The hash-chained audit log of one service over a time range, and a
 	// signature over exactly the report's bytes.
+	//
+	// Refuses:
+	// - UNIMPLEMENTED: this version of the host does not serve it.
+	//
+	// Durability: reads only.
+	//
+	// Audit: none.
 	GetAttestation(ctx context.Context, in *AttestationRequest, opts ...grpc.CallOption) (*AttestationReply, error)
 }
 
@@ -298,33 +561,296 @@ type ControlPlaneServer interface {
 	// Lease-by-stream: the first message registers, later ones are heartbeats.
 	// Acceptance is sent at once as response headers (dona-lease-id,
 	// dona-heartbeat-ms); RegisterAck closes a graceful deregistration. The
-	// endpoint is gone when the stream breaks or heartbeats stop.
+	// endpoint is gone when the stream breaks or heartbeats stop: after three that
+	// were missed. A stream that the host ends leaves the endpoint for as long, so
+	// that its process can come back.
+	//
+	// When very many endpoints of a service go at once, removals are frozen and an
+	// alarm shows: a fault of the host or the network empties no snapshot.
+	//
+	// Refuses:
+	//   - INVALID_ARGUMENT: no message came; a field of the first one is not what its
+	//     limit allows; a later one changes fields 1 to 6 (one that is left empty
+	//     changes nothing) or has a utilization outside 0 to 1. The lease ends.
+	//   - ABORTED: a newer stream registered the same endpoint and has taken over, or
+	//     the lease ended because heartbeats were missed: register again.
+	//   - RESOURCE_EXHAUSTED: the service has 10,000 endpoints, its snapshot would be
+	//     larger than 4 MiB, or there are 5,000 services; heartbeats come faster than
+	//     10 a second with a burst of 20, and the lease ends.
+	//   - UNAVAILABLE: reason `draining`: this host stops or has not begun. Register
+	//     with another one, or again.
+	//
+	// Durability: soft. The endpoint is in snapshots at once and on disk with the
+	// next flush; what a crash takes, registrations bring back.
+	//
+	// Audit: `endpoint.register` when an endpoint is new or another than before, and
+	// `endpoint.gone` with why it went. One that comes back unchanged makes no entry.
 	RegisterEndpoint(grpc.ClientStreamingServer[EndpointHeartbeat, RegisterAck]) error
 	// One service per stream. The first frame is always full, or "unchanged" if
 	// the client already holds the current version. With accept_delta the server
-	// may send deltas against the version it last sent on this stream.
+	// may send deltas against the version it last sent on this stream. A service
+	// that nobody knows has an empty set of version 0, and the stream goes on when
+	// it appears. A client that holds a newer version than the store gets what
+	// there is, and the host an alarm.
+	//
+	// The first change is sent at once, those that follow within 20 to 500 ms as one;
+	// removals, rollbacks, quarantine and residency do not wait.
+	//
+	// Refuses:
+	//   - INVALID_ARGUMENT: a name is not what its limit allows; last_checksum has
+	//     neither 32 bytes nor none.
+	//   - PERMISSION_DENIED: the service is shared, and not with this caller in this
+	//     region. An open stream ends with it when a change shuts its caller out.
+	//   - RESOURCE_EXHAUSTED: reason `resume`: nothing was read from the stream for
+	//     10 s, watch again with last_version. Without a reason: this host has 10,000
+	//     services watched already.
+	//   - UNAVAILABLE: reason `draining`: this host stops.
+	//
+	// Durability: reads only.
+	//
+	// Audit: none.
 	WatchConfig(*WatchConfigRequest, grpc.ServerStreamingServer[ConfigSnapshot]) error
 	// Fenced by (reporter_id, sequence, digest): a replay is acknowledged and
 	// counted once; the same sequence with other content is ALREADY_EXISTS; a
-	// lower sequence is ABORTED. Acknowledged only after audits are durable.
+	// lower sequence is ABORTED. Acknowledged only after audits are durable. The
+	// digest is of the batch without its sequence, and kept for an hour after its
+	// last use.
+	//
+	// Each item is checked by itself. A bad one is dropped and counted in `dropped`,
+	// the rest counts: one of an unknown service or variant, of a time more than 5 s
+	// ahead of the host's clock or more than 5 min behind it, or with a field that is
+	// not what its limit allows.
+	//
+	// Refuses:
+	//   - INVALID_ARGUMENT: more than 4,096 items in all lists together; no reporter_id,
+	//     or a bad one; sequence 0 with anything else than calls.
+	//   - ALREADY_EXISTS: this sequence was sent before with other content: a retry
+	//     repeats the same bytes.
+	//   - ABORTED: a higher sequence was sent before.
+	//
+	// Durability: hard when the batch has audits, else soft.
+	//
+	// Audit: one `call.decision` for equal decisions of the batch, one
+	// `flag.exposure` for each service in it, and `stats.gap` in each service of the
+	// batch when sequences are missing before it.
 	ReportStats(context.Context, *StatsBatch) (*ReportAck, error)
-	// --- admin ---
+	// Sets or deletes a flag. The first one makes the service. The same rule again
+	// changes nothing and makes no entry.
+	//
+	// Refuses:
+	//   - INVALID_ARGUMENT: no rule; a bad service, flag or variant; rollout_percent
+	//     over 100, or above 0 without rollout_variant; a targeting rule without
+	//     attribute, variant or values, EXISTS with values, or an operator that clients
+	//     do not evaluate (they do IN, NOT_IN and EXISTS); a hash_version over 1.
+	//   - NOT_FOUND: delete, and there is no such flag.
+	//   - FAILED_PRECONDITION: expected_version is not the flag's version now.
+	//   - RESOURCE_EXHAUSTED: 1,000 flags of the service, 4 MiB of its snapshot, or
+	//     5,000 services.
+	//
+	// Durability: hard.
+	//
+	// Audit: `flag.set` with a hash of the targeting rules instead of their values,
+	// `flag.delete`.
 	SetFlag(context.Context, *SetFlagRequest) (*Empty, error)
+	// Starts a canary rollout: PENDING, with all traffic on the stable variant. The
+	// request of the rollout that lives already changes nothing and is no error;
+	// supersede and retry do not make it another one. Any canary is accepted: the
+	// rollout waits for its first endpoint.
+	//
+	// Refuses:
+	//   - INVALID_ARGUMENT: steps that are none, more than 50, not strictly rising from
+	//     1, or do not end at 100; step_seconds not 1 to 86,400; a percent over 100; equal
+	//     variants; more than 16 queries, a name used twice, a bound that is not finite,
+	//     no bound at all for a provider without a verdict of its own, no query, a URL
+	//     that is not http or https or has a password, a timeout over 5 s, a provider
+	//     that does not exist, or a config that its schema refuses.
+	//   - FAILED_PRECONDITION: stable_variant has no endpoint (so an unknown service,
+	//     too), does not hold 100 % of the weights, or is quarantined; another rollout
+	//     is PENDING, PROGRESSING, HOLDING or PAUSED and supersede is not set, or goes
+	//     back to another stable variant; the canary is quarantined after ROLLED_BACK
+	//     and retry is not set. A rollout that ended as PROMOTED, ABORTED or SUPERSEDED is
+	//     in nobody's way.
+	//   - RESOURCE_EXHAUSTED: the snapshot would be larger than 4 MiB.
+	//   - UNAVAILABLE: reason `plugin`: a provider that never ran cannot say whether it
+	//     takes its query.
+	//
+	// Durability: hard.
+	//
+	// Audit: `rollout.start`; before it `rollout.supersede` of the one replaced and
+	// `quarantine.lift` of a canary that is retried.
 	StartRollout(context.Context, *StartRolloutRequest) (*Empty, error)
+	// Pauses, resumes, promotes or aborts the service's rollout, or lifts a
+	// quarantine, and answers with the status right after it.
+	//
+	// Refuses:
+	//   - INVALID_ARGUMENT: a bad service; an action that is none; a reason of more than
+	//     4 KiB or with control characters; LIFT_QUARANTINE without a variant.
+	//   - NOT_FOUND: there is no such service, or it has no rollout.
+	//   - FAILED_PRECONDITION: the state does not allow the action (the table below); a
+	//     BREACH stands or the canary has no legal endpoint, for both promotions; the
+	//     variant is not quarantined.
+	//
+	// Durability: hard.
+	//
+	// Audit: `rollout.pause`, `rollout.resume`, `rollout.step`, `rollout.promote`,
+	// `rollout.abort`, `quarantine.lift`, with the reason.
 	ControlRollout(context.Context, *ControlRolloutRequest) (*RolloutStatus, error)
+	// Keeps a build of a service for good. The first one makes the service. The same
+	// version with the same digest again returns what is there, whatever else the
+	// request says.
+	//
+	// Refuses:
+	//   - INVALID_ARGUMENT: a bad service, version or digest; a uri of more than 2 KiB or
+	//     with user info; more than 32 labels, or a bad one.
+	//   - ALREADY_EXISTS: the version has another digest.
+	//   - RESOURCE_EXHAUSTED: 10,000 artifacts of the service, or 5,000 services.
+	//
+	// Durability: hard.
+	//
+	// Audit: `artifact.register`.
 	RegisterArtifact(context.Context, *RegisterArtifactRequest) (*Artifact, error)
+	// Binds an artifact, a variant and a configuration under the service's next
+	// number. Each call makes a release.
+	//
+	// Refuses:
+	//   - INVALID_ARGUMENT: a bad service, artifact_id or variant; an artifact of another
+	//     service; a configuration of more than 64 KiB, or with an empty key or one of
+	//     more than 128 bytes.
+	//   - NOT_FOUND: there is no such artifact.
+	//   - RESOURCE_EXHAUSTED: 10,000 releases of the service.
+	//
+	// Durability: hard.
+	//
+	// Audit: `release.create`, without the configuration.
 	CreateRelease(context.Context, *CreateReleaseRequest) (*Release, error)
+	// Brings a release to where requests are: WAITING until each region has an
+	// endpoint of its variant, then by the strategy. The request of the deployment
+	// that lives already returns that one. Another one that is still WAITING ends as
+	// FAILED and makes room.
+	//
+	// Refuses:
+	//   - INVALID_ARGUMENT: a bad release_id, environment or region; no strategy;
+	//     ready_timeout_seconds over a day; CANARY without canary, another strategy with
+	//     it, or in canary whatever StartRollout calls invalid.
+	//   - NOT_FOUND: there is no such release.
+	//   - FAILED_PRECONDITION: another deployment is RUNNING; a rollout moves the
+	//     traffic, for RECREATE and BLUE_GREEN; the variant is quarantined; BLUE_GREEN,
+	//     and the variant has all traffic already; several variants serve without
+	//     weights, so that RECREATE and BLUE_GREEN cannot keep the traffic where it is;
+	//     canary names another canary than the release, or its variant as the stable
+	//     one; whatever else StartRollout refuses at the state.
+	//   - RESOURCE_EXHAUSTED: the snapshot would be larger than 4 MiB.
+	//   - UNAVAILABLE: reason `plugin`, as StartRollout.
+	//
+	// Durability: hard.
+	//
+	// Audit: `deployment.start`, and `deployment.end` of one that made room and at
+	// the end.
 	StartDeployment(context.Context, *StartDeploymentRequest) (*Deployment, error)
+	// Sets or deletes the rule that leads a host and path prefix to a service. The
+	// same rule again changes nothing and makes no entry.
+	//
+	// Refuses:
+	//   - INVALID_ARGUMENT: a bad service, host, path_prefix or region; more than 64
+	//     regions, or one twice.
+	//   - NOT_FOUND: there is no such service; delete, and it has no such rule.
+	//   - ALREADY_EXISTS: host and path_prefix lead to another service.
+	//   - RESOURCE_EXHAUSTED: 100 rules of the service.
+	//
+	// Durability: hard.
+	//
+	// Audit: `ingress.set`, `ingress.delete`.
 	SetIngress(context.Context, *SetIngressRequest) (*Empty, error)
+	// Says who may watch a service, or with delete that everyone may again. It makes
+	// the service when it is new. Streams of those shut out end at once.
+	//
+	// Refuses:
+	//   - INVALID_ARGUMENT: a bad service; no consumers, more than 500, or one twice; a
+	//     bad region.
+	//   - NOT_FOUND: delete, and nothing is set.
+	//   - RESOURCE_EXHAUSTED: 5,000 services.
+	//
+	// Durability: hard.
+	//
+	// Audit: `shared.set`, `shared.delete`.
 	SetSharedService(context.Context, *SetSharedServiceRequest) (*Empty, error)
+	// Changes residency, strategy and probe: what is absent or empty stays. It makes
+	// the service when it is new. The same policy again changes nothing and makes no
+	// entry.
+	//
+	// Refuses:
+	//   - INVALID_ARGUMENT: a bad service; nothing to change; residency without regions,
+	//     or together with clear_residency; a strategy or probe plugin that does not
+	//     exist, or a config that its schema refuses; a probe_config without a probe.
+	//   - RESOURCE_EXHAUSTED: 4 MiB of the snapshot, or 5,000 services.
+	//   - UNAVAILABLE: reason `plugin`: one that never ran cannot say whether it takes
+	//     its config.
+	//
+	// Durability: hard.
+	//
+	// Audit: `policy.set`, with what changed.
 	SetServicePolicy(context.Context, *SetServicePolicyRequest) (*Empty, error)
+	// Everything about one service at one revision; the watchers are those of the
+	// host that answers.
+	//
+	// Refuses:
+	// - INVALID_ARGUMENT: a bad service.
+	// - NOT_FOUND: there is no such service.
+	//
+	// Durability: reads only.
+	//
+	// Audit: none.
 	GetStatus(context.Context, *GetStatusRequest) (*StatusReply, error)
+	// The status now and whenever it changed, at most four times a second. It looks
+	// once a second also without a change, since windows slide.
+	//
+	// Refuses:
+	// - INVALID_ARGUMENT: a bad service.
+	// - NOT_FOUND: there is no such service, or not any more.
+	// - UNAVAILABLE: this host stops.
+	//
+	// Durability: reads only.
+	//
+	// Audit: none.
 	WatchStatus(*GetStatusRequest, grpc.ServerStreamingServer[StatusReply]) error
+	// The names of all services, sorted. One with nothing but past endpoints is no
+	// longer among them after 24 h.
+	//
+	// Refuses: nothing of its own.
+	//
+	// Durability: reads only.
+	//
+	// Audit: none.
 	ListServices(context.Context, *ListServicesRequest) (*ListServicesReply, error)
+	// A service's artifacts, the newest first: 1,000, or as many as fit in 4 MiB.
+	//
+	// Refuses:
+	// - INVALID_ARGUMENT: a bad service.
+	// - NOT_FOUND: there is no such service.
+	//
+	// Durability: reads only.
+	//
+	// Audit: none.
 	ListArtifacts(context.Context, *ListArtifactsRequest) (*ListArtifactsReply, error)
+	// A service's releases, the newest first: 1,000, or as many as fit in 4 MiB.
+	//
+	// Refuses:
+	// - INVALID_ARGUMENT: a bad service.
+	// - NOT_FOUND: there is no such service.
+	//
+	// Durability: reads only.
+	//
+	// Audit: none.
 	ListReleases(context.Context, *ListReleasesRequest) (*ListReleasesReply, error)
 	// The hash-chained audit log of one service over a time range, and a
 	// signature over exactly the report's bytes.
+	//
+	// Refuses:
+	// - UNIMPLEMENTED: this version of the host does not serve it.
+	//
+	// Durability: reads only.
+	//
+	// Audit: none.
 	GetAttestation(context.Context, *AttestationRequest) (*AttestationReply, error)
 	mustEmbedUnimplementedControlPlaneServer()
 }

@@ -36,18 +36,123 @@ const (
 //
 // For semantics around ctx use and closing/ending streaming RPCs, please refer to https://pkg.go.dev/google.golang.org/grpc/?tab=doc#ClientConn.NewStream.
 //
-// The host itself: plugins, store, tokens, trust. Roles: admin only.
+// The host itself: plugins, store, tokens, trust. Roles: admin only. It answers
+// also while the host waits for its store.
 type HostAdminClient interface {
+	// Every plugin that the host knows: state, process, starts and ends.
+	//
+	// Refuses: nothing of its own.
+	//
+	// Durability: reads only.
+	//
+	// Audit: none.
 	ListPlugins(ctx context.Context, in *ListPluginsRequest, opts ...grpc.CallOption) (*ListPluginsReply, error)
+	// Replaces a plugin's process by a new one when that has proven to work; no call
+	// is lost. A caller that goes away does not end it.
+	//
+	// Refuses:
+	//   - INVALID_ARGUMENT: a kind that is none, or a bad name.
+	//   - NOT_FOUND: there is no such plugin.
+	//   - FAILED_PRECONDITION: reason `plugin`: the new process did not work. The old one,
+	//     if there was one, goes on serving.
+	//   - UNAVAILABLE: this host stops.
+	//
+	// Durability: hard: the entry is there before anything is done.
+	//
+	// Audit: `plugin.reload` twice, by the caller who asks and by the host when the
+	// new process has taken over.
 	ReloadPlugin(ctx context.Context, in *PluginRequest, opts ...grpc.CallOption) (*PluginStatus, error)
+	// Brings a plugin back from backoff, quarantine or rejection, and forgets how
+	// often it ended. It does not wait for the start; one that runs goes on.
+	//
+	// Refuses:
+	// - INVALID_ARGUMENT: a kind that is none, or a bad name.
+	// - NOT_FOUND: there is no such plugin.
+	// - UNAVAILABLE: this host stops.
+	//
+	// Durability: hard: the entry is there before anything is done.
+	//
+	// Audit: `plugin.reset`.
 	ResetPlugin(ctx context.Context, in *PluginRequest, opts ...grpc.CallOption) (*PluginStatus, error)
+	// The last lines of a plugin's log and, with follow, those that come. Who reads
+	// too slowly loses lines, and a line says how many.
+	//
+	// Refuses:
+	// - INVALID_ARGUMENT: a kind that is none, a bad name, or last over 1,000.
+	// - NOT_FOUND: there is no such plugin.
+	// - RESOURCE_EXHAUSTED: as many clients follow this log as may.
+	// - UNAVAILABLE: this host stops.
+	//
+	// Durability: reads only.
+	//
+	// Audit: none.
 	TailPluginLogs(ctx context.Context, in *TailPluginLogsRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[PluginLogLine], error)
+	// What this host is and how it is, also while its store is away.
+	//
+	// Refuses: nothing of its own.
+	//
+	// Durability: reads only.
+	//
+	// Audit: none.
 	GetHost(ctx context.Context, in *GetHostRequest, opts ...grpc.CallOption) (*HostStatus, error)
+	// Goes on from what a foreign store holds; what it lacks is given up.
+	//
+	// Refuses:
+	//   - INVALID_ARGUMENT: no reason, or one of more than 4 KiB or with control
+	//     characters.
+	//   - FAILED_PRECONDITION: there is nothing to adopt: the store is the host's own, or
+	//     holds what the host knows.
+	//   - UNAVAILABLE: reason `store`: it cannot be reached, and nothing was adopted.
+	//
+	// Durability: hard; an entry that cannot be written yet is tried again and shown
+	// in the alarms.
+	//
+	// Audit: `store.adopt`, the first entry of the new generation.
 	AdoptStore(ctx context.Context, in *AdoptStoreRequest, opts ...grpc.CallOption) (*HostStatus, error)
+	// Reads every record and every audit chain and says what does not hold.
+	//
+	// Refuses: nothing of its own.
+	//
+	// Durability: reads only.
+	//
+	// Audit: none.
 	CheckStore(ctx context.Context, in *CheckStoreRequest, opts ...grpc.CallOption) (*CheckStoreReply, error)
+	// A copy of the embedded store as of its newest hard commit, while everything
+	// goes on. The last chunk has the digest; a backup without it is not whole.
+	//
+	// Refuses:
+	// - FAILED_PRECONDITION: the store is on Redis, whose own backups these are.
+	//
+	// Durability: reads only.
+	//
+	// Audit: none.
 	BackupStore(ctx context.Context, in *BackupStoreRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[BackupChunk], error)
+	// Makes a token that one identity can be asked for with.
+	//
+	// Refuses:
+	// - UNIMPLEMENTED: this version of the host does not serve it.
+	//
+	// Durability: nothing is done.
+	//
+	// Audit: none.
 	CreateToken(ctx context.Context, in *CreateTokenRequest, opts ...grpc.CallOption) (*CreateTokenReply, error)
+	// Makes a token worthless.
+	//
+	// Refuses:
+	// - UNIMPLEMENTED: this version of the host does not serve it.
+	//
+	// Durability: nothing is done.
+	//
+	// Audit: none.
 	RevokeToken(ctx context.Context, in *RevokeTokenRequest, opts ...grpc.CallOption) (*RevokeTokenReply, error)
+	// Takes the next step of a change of the CA.
+	//
+	// Refuses:
+	// - UNIMPLEMENTED: this version of the host does not serve it.
+	//
+	// Durability: nothing is done.
+	//
+	// Audit: none.
 	RolloverCA(ctx context.Context, in *RolloverCARequest, opts ...grpc.CallOption) (*CAStatus, error)
 }
 
@@ -191,18 +296,123 @@ func (c *hostAdminClient) RolloverCA(ctx context.Context, in *RolloverCARequest,
 // All implementations must embed UnimplementedHostAdminServer
 // for forward compatibility.
 //
-// The host itself: plugins, store, tokens, trust. Roles: admin only.
+// The host itself: plugins, store, tokens, trust. Roles: admin only. It answers
+// also while the host waits for its store.
 type HostAdminServer interface {
+	// Every plugin that the host knows: state, process, starts and ends.
+	//
+	// Refuses: nothing of its own.
+	//
+	// Durability: reads only.
+	//
+	// Audit: none.
 	ListPlugins(context.Context, *ListPluginsRequest) (*ListPluginsReply, error)
+	// Replaces a plugin's process by a new one when that has proven to work; no call
+	// is lost. A caller that goes away does not end it.
+	//
+	// Refuses:
+	//   - INVALID_ARGUMENT: a kind that is none, or a bad name.
+	//   - NOT_FOUND: there is no such plugin.
+	//   - FAILED_PRECONDITION: reason `plugin`: the new process did not work. The old one,
+	//     if there was one, goes on serving.
+	//   - UNAVAILABLE: this host stops.
+	//
+	// Durability: hard: the entry is there before anything is done.
+	//
+	// Audit: `plugin.reload` twice, by the caller who asks and by the host when the
+	// new process has taken over.
 	ReloadPlugin(context.Context, *PluginRequest) (*PluginStatus, error)
+	// Brings a plugin back from backoff, quarantine or rejection, and forgets how
+	// often it ended. It does not wait for the start; one that runs goes on.
+	//
+	// Refuses:
+	// - INVALID_ARGUMENT: a kind that is none, or a bad name.
+	// - NOT_FOUND: there is no such plugin.
+	// - UNAVAILABLE: this host stops.
+	//
+	// Durability: hard: the entry is there before anything is done.
+	//
+	// Audit: `plugin.reset`.
 	ResetPlugin(context.Context, *PluginRequest) (*PluginStatus, error)
+	// The last lines of a plugin's log and, with follow, those that come. Who reads
+	// too slowly loses lines, and a line says how many.
+	//
+	// Refuses:
+	// - INVALID_ARGUMENT: a kind that is none, a bad name, or last over 1,000.
+	// - NOT_FOUND: there is no such plugin.
+	// - RESOURCE_EXHAUSTED: as many clients follow this log as may.
+	// - UNAVAILABLE: this host stops.
+	//
+	// Durability: reads only.
+	//
+	// Audit: none.
 	TailPluginLogs(*TailPluginLogsRequest, grpc.ServerStreamingServer[PluginLogLine]) error
+	// What this host is and how it is, also while its store is away.
+	//
+	// Refuses: nothing of its own.
+	//
+	// Durability: reads only.
+	//
+	// Audit: none.
 	GetHost(context.Context, *GetHostRequest) (*HostStatus, error)
+	// Goes on from what a foreign store holds; what it lacks is given up.
+	//
+	// Refuses:
+	//   - INVALID_ARGUMENT: no reason, or one of more than 4 KiB or with control
+	//     characters.
+	//   - FAILED_PRECONDITION: there is nothing to adopt: the store is the host's own, or
+	//     holds what the host knows.
+	//   - UNAVAILABLE: reason `store`: it cannot be reached, and nothing was adopted.
+	//
+	// Durability: hard; an entry that cannot be written yet is tried again and shown
+	// in the alarms.
+	//
+	// Audit: `store.adopt`, the first entry of the new generation.
 	AdoptStore(context.Context, *AdoptStoreRequest) (*HostStatus, error)
+	// Reads every record and every audit chain and says what does not hold.
+	//
+	// Refuses: nothing of its own.
+	//
+	// Durability: reads only.
+	//
+	// Audit: none.
 	CheckStore(context.Context, *CheckStoreRequest) (*CheckStoreReply, error)
+	// A copy of the embedded store as of its newest hard commit, while everything
+	// goes on. The last chunk has the digest; a backup without it is not whole.
+	//
+	// Refuses:
+	// - FAILED_PRECONDITION: the store is on Redis, whose own backups these are.
+	//
+	// Durability: reads only.
+	//
+	// Audit: none.
 	BackupStore(*BackupStoreRequest, grpc.ServerStreamingServer[BackupChunk]) error
+	// Makes a token that one identity can be asked for with.
+	//
+	// Refuses:
+	// - UNIMPLEMENTED: this version of the host does not serve it.
+	//
+	// Durability: nothing is done.
+	//
+	// Audit: none.
 	CreateToken(context.Context, *CreateTokenRequest) (*CreateTokenReply, error)
+	// Makes a token worthless.
+	//
+	// Refuses:
+	// - UNIMPLEMENTED: this version of the host does not serve it.
+	//
+	// Durability: nothing is done.
+	//
+	// Audit: none.
 	RevokeToken(context.Context, *RevokeTokenRequest) (*RevokeTokenReply, error)
+	// Takes the next step of a change of the CA.
+	//
+	// Refuses:
+	// - UNIMPLEMENTED: this version of the host does not serve it.
+	//
+	// Durability: nothing is done.
+	//
+	// Audit: none.
 	RolloverCA(context.Context, *RolloverCARequest) (*CAStatus, error)
 	mustEmbedUnimplementedHostAdminServer()
 }

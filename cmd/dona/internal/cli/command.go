@@ -46,6 +46,32 @@ func (a *app) refuseHelp(root *cobra.Command) {
 	})
 }
 
+// helpCommand is the group of words for what --help says, and knows no others.
+func helpCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:   "help [COMMAND...]",
+		Short: "Show the help of a command, as --help does",
+		Args:  cobra.ArbitraryArgs,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			named, left, err := cmd.Root().Find(args)
+			if err != nil || len(left) > 0 {
+				return noCommand(named, left[0])
+			}
+			return named.Help()
+		},
+		ValidArgsFunction: func(cmd *cobra.Command, args []string, _ string) (names []string, _ cobra.ShellCompDirective) {
+			if named, left, err := cmd.Root().Find(args); err == nil && len(left) == 0 {
+				for _, c := range named.Commands() {
+					if c.IsAvailableCommand() {
+						names = append(names, c.Name())
+					}
+				}
+			}
+			return names, cobra.ShellCompDirectiveNoFileComp
+		},
+	}
+}
+
 // positional wants exactly the named arguments and checks those whose name has a
 // grammar.
 func positional(names ...string) cobra.PositionalArgs {

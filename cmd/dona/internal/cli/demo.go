@@ -1,7 +1,6 @@
 package cli
 
 import (
-	"errors"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -10,6 +9,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/dodona-project/dodona/cmd/dona/internal/demo"
+	"github.com/dodona-project/dodona/cmd/dona/internal/terminal"
 )
 
 func (a *app) demoCommand() *cobra.Command {
@@ -21,12 +21,10 @@ func (a *app) demoCommand() *cobra.Command {
 promoted although its analysis plugin is killed on the way, the host is killed
 and comes back while requests go on, and a bad canary is rolled back. Everything
 is checked; exit 1 and the reasons when something did not happen. It needs no
-configuration, uses free ports on 127.0.0.1 and leaves nothing behind.`,
+configuration, uses free ports on 127.0.0.1 and leaves nothing behind. With
+--json the story goes to stderr, and what was seen to stdout.`,
 		Args: positional(),
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if a.json {
-				return usage("dona demo tells a story: it has no --json")
-			}
 			self, err := os.Executable()
 			if err != nil {
 				return failed("DEMO", "demo: this program's own file is unknown: %v", err)
@@ -40,15 +38,29 @@ configuration, uses free ports on 127.0.0.1 and leaves nothing behind.`,
 			if info, err := os.Stat(host); err != nil || info.IsDir() {
 				return configuration("demo: no host program at %s; build it with \"make build\", or name it with --dona-host", host)
 			}
-			a.wrote = true
-			err = demo.Run(cmd.Context(), demo.Options{Host: host, Self: self, Screen: a.screen, Environ: os.Environ()})
-			if err == nil || cmd.Context().Err() != nil {
-				return err
+			screen := a.screen
+			if a.json { // stdout is for its summary
+				screen = terminal.New(a.errOut, a.getenv)
+			} else {
+				a.wrote = true
 			}
-			if errors.Is(err, demo.ErrUnfulfilled) {
+			report, err := demo.Run(cmd.Context(), demo.Options{Host: host, Self: self, Screen: screen, Environ: os.Environ()})
+			switch {
+			case cmd.Context().Err() != nil:
+				return err
+			case err != nil && report == nil:
+				return failed("DEMO", "demo: %v", err)
+			case a.json:
+				if outErr := a.object(report); outErr != nil {
+					return outErr
+				}
+				if err != nil {
+					return &failure{ExitFailed, kindTold, err.Error()}
+				}
+			case err != nil:
 				return failed("DEMO", "%v", err)
 			}
-			return failed("DEMO", "demo: %v", err)
+			return nil
 		},
 	}
 	cmd.Flags().StringVar(&host, "dona-host", "", "the host program (default: dona-host beside this one)")

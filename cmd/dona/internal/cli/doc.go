@@ -10,12 +10,14 @@
 package cli
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"io"
 	"os"
 	"os/signal"
+	"strings"
 	"syscall"
 	"time"
 
@@ -39,7 +41,11 @@ type app struct {
 	json    bool
 	wrote   bool // something went to stdout
 
-	wrong error // found while help was shown, which cannot fail by itself
+	completing bool // a shell asks what may come next: cobra reads its line more than once
+
+	// Found while help was shown, which cannot fail by itself.
+	wrong     error // the command line is
+	unwritten error // stdout takes nothing
 }
 
 // Main runs one command line to its end and returns the exit code. An interrupt,
@@ -60,6 +66,7 @@ func Main(ctx context.Context, args []string) int {
 }
 
 func (a *app) run(ctx context.Context, args []string) int {
+	a.completing = len(args) > 0 && strings.HasPrefix(args[0], cobra.ShellCompRequestCmd)
 	root := a.root()
 	root.SetArgs(args)
 	root.SetIn(a.stdin)
@@ -68,7 +75,7 @@ func (a *app) run(ctx context.Context, args []string) int {
 	a.refuseHelp(root)
 	err := root.ExecuteContext(ctx)
 	if err == nil {
-		err = a.wrong
+		err = cmp.Or(a.wrong, writing(a.unwritten))
 	}
 	if ctx.Err() != nil && err != nil {
 		err = &failure{code: ExitInterrupted, kind: "INTERRUPTED", msg: "interrupted"}
@@ -82,7 +89,7 @@ func (a *app) root() *cobra.Command {
 	root := group("dona", "Operate a Dodona host: deliveries, canary rollouts, flags, policy, status",
 		a.statusCommand(), a.servicesCommand(), a.rolloutCommand(), a.flagCommand(), a.policyCommand(),
 		a.artifactCommand(), a.releaseCommand(), a.deployCommand(), a.ingressCommand(), a.shareCommand(),
-		a.pluginCommand(), a.storeCommand(), a.bucketCommand(), a.explainCommand(), a.demoCommand(), a.demoServiceCommand(), a.versionCommand())
+		a.pluginCommand(), a.storeCommand(), a.bucketCommand(), a.explainCommand(), a.demoCommand(), a.demoServiceCommand(), a.completionCommand(), a.versionCommand())
 	root.Long = `Operate a Dodona host: deliveries, canary rollouts, flags, policy, status.
 
 Exit codes: 0 ok, 1 the operation failed, 2 the command line is wrong,
@@ -96,7 +103,11 @@ Exit codes: 0 ok, 1 the operation failed, 2 the command line is wrong,
 	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
 		return usage("%v; see %s --help", err, cmd.CommandPath())
 	})
-	onceEach(root)
+	root.SetHelpCommand(helpCommand())
+	a.completeEach(root)
+	if !a.completing {
+		onceEach(root)
+	}
 	return root
 }
 
@@ -134,10 +145,12 @@ func wantsJSON(args []string) bool {
 	return false
 }
 
-// counted notes that something was written to stdout.
+// counted notes that something was written to stdout, or could not be.
 type counted struct{ a *app }
 
 func (c counted) Write(p []byte) (int, error) {
 	c.a.wrote = true
-	return c.a.out.Write(p)
+	n, err := c.a.out.Write(p)
+	c.a.unwritten = cmp.Or(c.a.unwritten, err)
+	return n, err
 }

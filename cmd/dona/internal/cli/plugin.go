@@ -94,8 +94,12 @@ A reload that is interrupted goes on. Without --timeout it has a minute.` + abou
 				if !cmd.Flags().Changed("timeout") {
 					c.timeout = reloadWait
 				}
-				st, err := call(c, fmt.Sprintf("reload of %s/%s", p.GetKind(), p.GetName()), c.admin.ReloadPlugin, p)
-				if err != nil {
+				operation := fmt.Sprintf("reload of %s/%s", p.GetKind(), p.GetName())
+				var st *donav1.PluginStatus
+				if err := a.busy(saying(operation), func() (err error) {
+					st, err = call(c, operation, c.admin.ReloadPlugin, p)
+					return err
+				}); err != nil {
 					return err
 				}
 				return a.answer(st, func() []string { return []string{render.PluginLine(st)} })

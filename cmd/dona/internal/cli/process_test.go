@@ -32,6 +32,7 @@ func program(ts *testscript.TestScript, args []string) *exec.Cmd {
 		}
 	}
 	cmd := exec.Command(path, args[1:]...)
+	cmd.Dir = ts.MkAbs(".")
 	cmd.Env = append(os.Environ(), "DONA_HOST="+ts.Getenv("DONA_HOST"))
 	return cmd
 }

@@ -99,8 +99,11 @@ itself is checked page by page, too. It exits with 1 when something does not hol
 				if dir != "" {
 					where = filepath.Join(dir, "store.db")
 				}
-				r, err := checkOffline(cmd.Context(), dir, file, domain)
-				if err != nil {
+				var r *donav1.CheckStoreReply
+				if err := a.busy(saying("checking "+where), func() (err error) {
+					r, err = checkOffline(cmd.Context(), dir, file, domain)
+					return err
+				}); err != nil {
 					return err
 				}
 				return a.checked(r, "here, offline: "+where)
@@ -112,8 +115,11 @@ itself is checked page by page, too. It exits with 1 when something does not hol
 				if !cmd.Flags().Changed("timeout") {
 					c.timeout = checkWait
 				}
-				r, err := call(c, "check", c.admin.CheckStore, &donav1.CheckStoreRequest{})
-				if err != nil {
+				var r *donav1.CheckStoreReply
+				if err := a.busy(saying("the host at "+c.target+" checks its store"), func() (err error) {
+					r, err = call(c, "check", c.admin.CheckStore, &donav1.CheckStoreRequest{})
+					return err
+				}); err != nil {
 					return err
 				}
 				return a.checked(r, "by the host at "+c.target)
@@ -155,8 +161,13 @@ such backups: save the server's append-only directory.`,
 				return usage("FILE %s exists: name another one, or move it away", limits.Quote(args[0]))
 			}
 			return a.withHost(cmd.Context(), func(c *connection) error {
-				size, digest, err := c.backup(args[0])
-				if err != nil {
+				var size int64
+				var digest string
+				var come received
+				if err := a.busy(func() string { return "backup to " + args[0] + ": " + come.String() }, func() (err error) {
+					size, digest, err = c.backup(args[0], &come)
+					return err
+				}); err != nil {
 					return err
 				}
 				if a.json {
@@ -169,7 +180,8 @@ such backups: save the server's append-only directory.`,
 }
 
 // backup writes the host's backup beside name and moves it there when it is whole.
-func (c *connection) backup(name string) (size int64, digest string, err error) {
+// What comes is written to seen, too.
+func (c *connection) backup(name string, seen io.Writer) (size int64, digest string, err error) {
 	cannot := func(err error) error {
 		return failed("OUTPUT", "the backup cannot be written: %v", err)
 	}
@@ -180,7 +192,7 @@ func (c *connection) backup(name string) (size int64, digest string, err error) 
 	defer func() { _ = os.Remove(tmp.Name()) }() // is not there any more when all went well
 	defer func() { _ = tmp.Close() }()
 	sum := sha256.New()
-	if size, digest, err = c.receiveBackup(io.MultiWriter(tmp, sum)); err != nil {
+	if size, digest, err = c.receiveBackup(io.MultiWriter(tmp, sum, seen)); err != nil {
 		var f *failure
 		if errors.As(err, &f) || c.ctx.Err() != nil {
 			return 0, "", err
@@ -254,7 +266,7 @@ it, and say "dona store adopt" at one host.`,
 			if dir == "" {
 				return usage("--data-dir is needed: the data directory of the host")
 			}
-			if err := restoreOffline(args[0], dir); err != nil {
+			if err := a.busy(saying("restoring "+args[0]), func() error { return restoreOffline(args[0], dir) }); err != nil {
 				return err
 			}
 			if a.json {

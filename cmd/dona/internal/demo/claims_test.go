@@ -22,10 +22,10 @@ func at(s int, state donav1.RolloutStatus_State, step, percent uint32) sighting 
 	return sighting{at: origin.Add(time.Duration(s) * time.Second), state: state, step: step, percent: percent, canary: percent}
 }
 
-func want(t *testing.T, c claim, ok bool, text string) {
+func want(t *testing.T, c Claim, ok bool, text string) {
 	t.Helper()
-	if c.ok != ok || !strings.Contains(c.text, text) {
-		t.Errorf("claim is %v %q, want %v with %q", c.ok, c.text, ok, text)
+	if c.OK != ok || !strings.Contains(c.Text, text) {
+		t.Errorf("claim is %v %q, want %v with %q", c.OK, c.Text, ok, text)
 	}
 }
 

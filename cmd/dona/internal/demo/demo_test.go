@@ -3,16 +3,20 @@ package demo_test
 import (
 	"bufio"
 	"bytes"
+	"encoding/json"
 	"errors"
 	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/dodona-project/dodona/cmd/dona/internal/demo"
 )
 
 // programs builds what the demo runs, side by side, and returns dona.
@@ -31,15 +35,15 @@ func programs(t *testing.T) string {
 	return filepath.Join(dir, "dona")
 }
 
-// demo makes the command with a temporary directory of its own.
-func demo(t *testing.T, program string) (cmd *exec.Cmd, temp string) {
+// command makes the demo with a temporary directory of its own.
+func command(t *testing.T, program string, args ...string) (cmd *exec.Cmd, temp string) {
 	// Short: paths of sockets have little room.
 	temp, err := os.MkdirTemp("/tmp", "d")
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = os.RemoveAll(temp) })
-	cmd = exec.Command(program, "demo")
+	cmd = exec.Command(program, append([]string{"demo"}, args...)...)
 	cmd.Env = append(os.Environ(), "TMPDIR="+temp, "DEMO_MARK="+temp)
 	return cmd, temp
 }
@@ -79,27 +83,39 @@ func processesOf(dir, mark string) (found []string) {
 	return found
 }
 
+// TestDemo plays it with --json, so that what was seen is on stdout and the story
+// on stderr; TestInterruptEndsTheDemo reads the story where it is without.
 func TestDemo(t *testing.T) {
 	program := programs(t)
-	cmd, temp := demo(t, program)
-	out, err := cmd.CombinedOutput()
+	cmd, temp := command(t, program, "--json")
+	var story bytes.Buffer
+	cmd.Stderr = &story
+	out, err := cmd.Output()
 	if err != nil {
-		t.Fatalf("dona demo: %v\n%s", err, out)
+		t.Fatalf("dona demo: %v\n%s\n%s", err, out, story.Bytes())
 	}
 	for _, word := range []string{"PROMOTED", "ROLLED_BACK", "HOLDING", "failed requests: 0 of ", "every process has ended"} {
-		if !bytes.Contains(out, []byte(word)) {
-			t.Errorf("the demo does not say %q:\n%s", word, out)
+		if !bytes.Contains(story.Bytes(), []byte(word)) {
+			t.Errorf("the demo does not say %q:\n%s", word, story.Bytes())
 		}
 	}
-	if bytes.Contains(out, []byte("\x1b")) {
-		t.Errorf("escape sequences in a pipe:\n%q", out)
+	if bytes.Contains(story.Bytes(), []byte("\x1b")) {
+		t.Errorf("escape sequences in a pipe:\n%q", story.Bytes())
+	}
+	var report demo.Report
+	if err := json.Unmarshal(out, &report); err != nil || bytes.Count(out, []byte("\n")) != 1 {
+		t.Fatalf("stdout is not one object: %v\n%s", err, out)
+	}
+	if !report.OK || report.Seconds <= 0 || report.Logs != "" || len(report.Seen) < 5 ||
+		slices.ContainsFunc(report.Seen, func(c demo.Claim) bool { return !c.OK || !strings.Contains(story.String(), c.Text) }) {
+		t.Errorf("the report is %+v\n%s", report, story.Bytes())
 	}
 	nothingLeft(t, program, temp)
 }
 
 func TestInterruptEndsTheDemo(t *testing.T) {
 	program := programs(t)
-	cmd, temp := demo(t, program)
+	cmd, temp := command(t, program)
 	var errOut bytes.Buffer
 	cmd.Stderr = &errOut
 	stdout, err := cmd.StdoutPipe()

@@ -43,12 +43,21 @@ type Options struct {
 // ErrUnfulfilled says that something which the demo shows did not happen.
 var ErrUnfulfilled = errors.New("the demo did not show what it promises")
 
+// Report is the summary of a demo that was played to its end.
+type Report struct {
+	OK      bool    `json:"ok"`
+	Seconds float64 `json:"seconds"`
+	Seen    []Claim `json:"seen"`
+	Logs    string  `json:"logs,omitempty"` // directory that stays when something did not happen
+}
+
 // Run plays the demo to its end. The error is ErrUnfulfilled, wrapped with the
-// reasons, or that of ctx when it was interrupted.
-func Run(ctx context.Context, o Options) (err error) {
+// reasons, or that of ctx when it was interrupted; a report goes with none and with
+// ErrUnfulfilled.
+func Run(ctx context.Context, o Options) (*Report, error) {
 	dir, err := os.MkdirTemp("", "dona-demo-")
 	if err != nil {
-		return fmt.Errorf("demo: no temporary directory: %w", err)
+		return nil, fmt.Errorf("demo: no temporary directory: %w", err)
 	}
 	whole, cancel := context.WithTimeoutCause(ctx, longest, fmt.Errorf("it was not over after %s", longest))
 	defer cancel()
@@ -71,30 +80,30 @@ func Run(ctx context.Context, o Options) (err error) {
 		for _, l := range left {
 			s.story.tell("%s", l)
 		}
-		return ctx.Err()
+		return nil, ctx.Err()
 	}
 	return s.judge(playErr, left)
 }
 
 // judge writes the summary and says whether all of it is true.
-func (s *stage) judge(playErr error, left []string) error {
+func (s *stage) judge(playErr error, left []string) (*Report, error) {
 	claims := s.claims()
 	if playErr != nil {
-		claims = append(claims, claim{false, playErr.Error()})
+		claims = append(claims, Claim{false, playErr.Error()})
 	}
 	if len(left) == 0 {
-		claims = append(claims, claim{true, "every process has ended"})
+		claims = append(claims, Claim{true, "every process has ended"})
 	}
 	for _, l := range left {
-		claims = append(claims, claim{false, l})
+		claims = append(claims, Claim{false, l})
 	}
 	ok := true
 	for _, c := range claims {
-		ok = ok && c.ok
+		ok = ok && c.OK
 	}
 	if ok {
 		if err := os.RemoveAll(s.dir); err != nil {
-			claims, ok = append(claims, claim{false, "the temporary directory stays: " + err.Error()}), false
+			claims, ok = append(claims, Claim{false, "the temporary directory stays: " + err.Error()}), false
 		}
 	}
 	var failed []string
@@ -102,18 +111,20 @@ func (s *stage) judge(playErr error, left []string) error {
 	s.story.line(s.story.style.Bold("What was seen"))
 	for _, c := range claims {
 		mark := s.story.style.Good("  ok    ")
-		if !c.ok {
+		if !c.OK {
 			mark = s.story.style.Bad("  FAILED")
-			failed = append(failed, c.text)
+			failed = append(failed, c.Text)
 		}
-		s.story.line(mark + " " + render.Clean(c.text))
+		s.story.line(mark + " " + render.Clean(c.Text))
 	}
+	report := &Report{OK: ok, Seconds: s.story.elapsed().Seconds(), Seen: claims}
 	if ok {
 		s.story.line(fmt.Sprintf("\nIt took %s. Next: start a host with \"dona-host --dev\" and try \"dona --help\".", render.Seconds(s.story.elapsed())))
-		return nil
+		return report, nil
 	}
 	s.story.line("\nThe logs are in " + s.dir)
-	return fmt.Errorf("%w: %s", ErrUnfulfilled, strings.Join(failed, "; "))
+	report.Logs = s.dir
+	return report, fmt.Errorf("%w: %s", ErrUnfulfilled, strings.Join(failed, "; "))
 }
 
 // maxRunDir is how long a host lets the directory of its sockets be, on the
