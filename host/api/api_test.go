@@ -18,6 +18,7 @@ import (
 	donav1 "github.com/dodona-project/dodona/proto/dona/v1"
 	pluginv1 "github.com/dodona-project/dodona/proto/plugin/v1"
 	"github.com/hashicorp/go-hclog"
+	prom "github.com/prometheus/client_golang/prometheus"
 	"go.uber.org/goleak"
 	"google.golang.org/genproto/googleapis/rpc/errdetails"
 	"google.golang.org/grpc"
@@ -55,8 +56,9 @@ type edge struct {
 
 	plugins  *fakePlugins
 	rollouts *rollout.Controller // ticks when a test says so
-	stop     func()              // tells streams to end
-	leave    func()              // ends the host as SIGTERM does, but for the store
+	metrics  *prom.Registry
+	stop     func() // tells streams to end
+	leave    func() // ends the host as SIGTERM does, but for the store
 }
 
 type option func(*setup)
@@ -141,6 +143,7 @@ func newEdge(t *testing.T, options ...option) *edge {
 	stopping := make(chan struct{})
 	stop := sync.OnceFunc(func() { close(stopping) })
 	fake := newFakePlugins()
+	metrics := prom.NewRegistry()
 	control := &api.ControlPlane{
 		Store: st, Audit: ledger, Plane: plane, Sessions: sessions, Feeds: feeds, Rollouts: rollouts, Delivery: deliveries,
 		Reports: service.NewReports(plane, rollouts, time.Now), Wall: time.Now, Stopping: stopping,
@@ -149,7 +152,7 @@ func newEdge(t *testing.T, options ...option) *edge {
 		Strategy: judge("strategy", "round-robin", "least-connections", "priority"),
 	}
 	server, err := api.New(api.Options{
-		Dev: true, Health: health.NewServer(), Logger: hclog.NewNullLogger(), SendTimeout: o.sends,
+		Dev: true, Health: health.NewServer(), Logger: hclog.NewNullLogger(), SendTimeout: o.sends, Registerer: metrics,
 		ControlPlane: control,
 		HostAdmin: &api.HostAdmin{HostID: "h1", Version: "test", Store: st, Actions: actions, Audit: ledger, Sessions: sessions,
 			Plugins: fake, Alarms: func() []string { return nil }, Stopping: stopping,
@@ -171,9 +174,9 @@ func newEdge(t *testing.T, options ...option) *edge {
 	conn, err := grpc.NewClient(listener.Addr().String(), dial...)
 	fatal(t, err)
 	leave := sync.OnceFunc(func() {
-		_ = conn.Close()
 		stop()
 		sessions.Drain()
+		_ = conn.Close()
 		feeds.Close()
 		server.Stop()
 		<-served
@@ -181,7 +184,7 @@ func newEdge(t *testing.T, options ...option) *edge {
 		loops.Wait()
 	})
 	t.Cleanup(leave)
-	return &edge{t, st, server, conn, donav1.NewControlPlaneClient(conn), donav1.NewHostAdminClient(conn), &alarms, fake, rollouts, stop, leave}
+	return &edge{t, st, server, conn, donav1.NewControlPlaneClient(conn), donav1.NewHostAdminClient(conn), &alarms, fake, rollouts, metrics, stop, leave}
 }
 
 // patient sends a request again whose entry was not durable in time, as the answer
@@ -233,6 +236,23 @@ func (e *edge) written() (revision uint64) {
 	e.t.Helper()
 	fatal(e.t, e.store.View(context.Background(), func(tx store.ReadTx) error { revision = tx.Revision(); return nil }))
 	return revision
+}
+
+// ended counts the calls of a method that are over.
+func (e *edge) ended(method string) (n float64) {
+	e.t.Helper()
+	families, err := e.metrics.Gather()
+	fatal(e.t, err)
+	for _, f := range families {
+		for _, m := range f.GetMetric() {
+			for _, l := range m.GetLabel() {
+				if f.GetName() == "dona_rpc_total" && l.GetName() == "method" && l.GetValue() == method {
+					n += m.GetCounter().GetValue()
+				}
+			}
+		}
+	}
+	return n
 }
 
 // refused demands an answer as every refusal has to be.

@@ -3,10 +3,12 @@ package api_test
 import (
 	"fmt"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	donav1 "github.com/dodona-project/dodona/proto/dona/v1"
+	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/protobuf/proto"
 
@@ -61,7 +63,7 @@ func TestStatusStream(t *testing.T) {
 // TestStatusReaderIsCut: a client that stops reading its statuses is cut off, and
 // keeps nobody else.
 func TestStatusReaderIsCut(t *testing.T) {
-	e := newEdge(t, withSends(300*time.Millisecond))
+	e := newEdge(t, withSends(3*time.Second))
 	e.register(endpoint(nil))
 	big := targeting(func(r *donav1.TargetingRule) {
 		r.Values = nil
@@ -71,24 +73,45 @@ func TestStatusReaderIsCut(t *testing.T) {
 	})
 	_, err := e.client.SetFlag(ctx(t), big)
 	fatal(t, err)
-	stopped, err := e.client.WatchStatus(ctx(t), &donav1.GetStatusRequest{Service: "web"})
+	small := e.another(grpc.WithStaticStreamWindowSize(64 << 10)) // and so it stays
+	stopped, err := small.client.WatchStatus(ctx(t), &donav1.GetStatusRequest{Service: "web"})
 	fatal(t, err)
 	reads, err := e.client.WatchStatus(ctx(t), &donav1.GetStatusRequest{Service: "web"})
 	fatal(t, err)
-	for i := range 10 { // each is more than the window of one that does not read
+	var seen atomic.Uint64
+	ended := make(chan error, 1)
+	go func() {
+		for {
+			s, err := reads.Recv()
+			if err != nil {
+				ended <- err
+				return
+			}
+			seen.Store(s.Config.Version)
+		}
+	}()
+	for i := range 3 { // each is more than the window of one that does not read
 		_, err := e.client.SetFlag(ctx(t), flagRule(func(r *donav1.FlagRule) { r.Flag, r.RolloutPercent = "g", uint32(i) }))
 		fatal(t, err)
 		version := e.status("web").Config.Version
-		for {
-			s, err := reads.Recv()
-			fatal(t, err)
-			if s.Config.Version >= version {
-				break
+		for begin := time.Now(); seen.Load() < version; time.Sleep(10 * time.Millisecond) {
+			if time.Since(begin) > patience {
+				t.Fatalf("who reads has seen version %d, want %d", seen.Load(), version)
 			}
+		}
+	}
+	for begin := time.Now(); e.ended(donav1.ControlPlane_WatchStatus_FullMethodName) == 0; time.Sleep(20 * time.Millisecond) {
+		if time.Since(begin) > patience {
+			t.Fatal("who does not read is not cut off")
 		}
 	}
 	for err == nil {
 		_, err = stopped.Recv()
 	}
 	refused(t, "who does not read", err, codes.ResourceExhausted, "")
+	select {
+	case err := <-ended:
+		t.Errorf("who reads was ended, too: %v", err)
+	default:
+	}
 }

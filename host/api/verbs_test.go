@@ -46,9 +46,10 @@ func (e *edge) variant(service, variant string) held {
 }
 
 // another is the same host over a connection of its own.
-func (e *edge) another() *edge {
+func (e *edge) another(options ...grpc.DialOption) *edge {
 	e.t.Helper()
-	conn, err := grpc.NewClient(e.conn.Target(), grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithUnaryInterceptor(patient))
+	options = append(options, grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithUnaryInterceptor(patient))
+	conn, err := grpc.NewClient(e.conn.Target(), options...)
 	fatal(e.t, err)
 	e.t.Cleanup(func() { _ = conn.Close() })
 	other := *e

@@ -42,8 +42,11 @@ func TestUnknownFields(t *testing.T) {
 		return &donav1.AnalysisQuery{Name: "p99", PrometheusUrl: "http://127.0.0.1:9090", Query: "up", MaxValue: 1}
 	}
 	// Each request is sent with such fields, also within, and then without.
-	for name, send := range map[string]func(later bool) error{
-		"SetFlag": func(later bool) error {
+	for _, tc := range []struct {
+		name string
+		send func(later bool) error
+	}{
+		{"SetFlag", func(later bool) error {
 			req := targeting(func(*donav1.TargetingRule) {})
 			if later {
 				with(with(req).Rule)
@@ -51,8 +54,8 @@ func TestUnknownFields(t *testing.T) {
 			}
 			_, err := e.client.SetFlag(c, req)
 			return err
-		},
-		"SetServicePolicy": func(later bool) error {
+		}},
+		{"SetServicePolicy", func(later bool) error {
 			req := &donav1.SetServicePolicyRequest{Service: "web", Residency: &donav1.ResidencyPolicy{AllowedRegions: []string{"eu"}}, Strategy: "round-robin", StrategyConfig: config(map[string]any{"a": "b"})}
 			if later {
 				with(with(req).Residency)
@@ -60,24 +63,24 @@ func TestUnknownFields(t *testing.T) {
 			}
 			_, err := e.client.SetServicePolicy(c, req)
 			return err
-		},
-		"SetIngress": func(later bool) error {
+		}},
+		{"SetIngress", func(later bool) error {
 			req := route(nil)
 			if later {
 				with(req)
 			}
 			_, err := e.client.SetIngress(c, req)
 			return err
-		},
-		"SetSharedService": func(later bool) error {
+		}},
+		{"SetSharedService", func(later bool) error {
 			req := share(func(r *donav1.SetSharedServiceRequest) { r.Consumers = []string{"*"} })
 			if later {
 				with(req)
 			}
 			_, err := e.client.SetSharedService(c, req)
 			return err
-		},
-		"StartRollout": func(later bool) error {
+		}},
+		{"StartRollout", func(later bool) error {
 			req := start(func(r *donav1.StartRolloutRequest) {
 				r.StepSeconds, r.Analysis = 3600, []*donav1.AnalysisQuery{query()}
 			})
@@ -85,8 +88,8 @@ func TestUnknownFields(t *testing.T) {
 				with(with(req).Analysis[0])
 			}
 			return e.start(req)
-		},
-		"ReportStats": func(later bool) error {
+		}},
+		{"ReportStats", func(later bool) error {
 			req := &donav1.StatsBatch{ReporterId: "r", Sequence: 1, Calls: []*donav1.CallOutcome{{Service: "web", Variant: "v1", UnixMs: at}}}
 			if later {
 				with(with(req).Calls[0])
@@ -96,8 +99,8 @@ func TestUnknownFields(t *testing.T) {
 				t.Errorf("ReportStats: %v", ack)
 			}
 			return err
-		},
-		"StartDeployment": func(later bool) error {
+		}},
+		{"StartDeployment", func(later bool) error {
 			req := &donav1.StartDeploymentRequest{ReleaseId: r.Id, Strategy: donav1.StartDeploymentRequest_STRATEGY_RECREATE, Regions: []string{"mars"}}
 			if later {
 				with(req)
@@ -107,16 +110,16 @@ func TestUnknownFields(t *testing.T) {
 				return nil
 			}
 			return err
-		},
+		}},
 	} {
-		fatal(t, send(true))
+		fatal(t, tc.send(true))
 		chain, revision := e.kinds("web"), e.written()
-		fatal(t, send(false))
+		fatal(t, tc.send(false))
 		if e.kinds("web") != chain {
-			t.Errorf("%s: without the unknown fields it is another request (chain %s)", name, e.kinds("web"))
+			t.Errorf("%s: without the unknown fields it is another request (chain %s)", tc.name, e.kinds("web"))
 		}
-		if name != "StartDeployment" && name != "ReportStats" && e.written() != revision { // a replayed fence is used again
-			t.Errorf("%s: without the unknown fields it stored something", name)
+		if tc.name != "StartDeployment" && tc.name != "ReportStats" && e.written() != revision { // one is ticked, the other's fence used again
+			t.Errorf("%s: without the unknown fields it stored something", tc.name)
 		}
 	}
 	frame := next(t, e.watch(with(&donav1.WatchConfigRequest{Service: "web"})), func(f *donav1.ConfigSnapshot) bool { return len(f.Flags) == 1 })
