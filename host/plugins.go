@@ -172,8 +172,8 @@ func judged(kind, name string, err error) error {
 	case errors.Is(err, plugins.ErrUnknown):
 		return refusal.Field(kind, "is %s: there is no such %s plugin; dona plugin list shows those there are", limits.Quote(name), kind)
 	case errors.As(err, &bad):
-		return refusal.Field(kind+"_config"+bad.Violations[0].Path, "is refused by %s: %s", name, bad.Violations[0].Message)
+		return refusal.Field(kind+"_config"+bad.Violations[0].Path, "is refused by %s: %s", limits.Quote(name), bad.Violations[0].Message)
 	}
 	return &refusal.Error{Kind: refusal.Unavailable, Reason: "plugin", Cause: err,
-		Text: fmt.Sprintf("%s plugin %s is away and was never seen, so its config cannot be checked; try again", kind, name)}
+		Text: fmt.Sprintf("%s plugin %s is away and was never seen, so its config cannot be checked; try again", kind, limits.Quote(name))}
 }

@@ -88,6 +88,7 @@ func deliveryRows() (rows []row) {
 		unary("RegisterArtifact: 65 digits", client.RegisterArtifact, artifact(func(r *A) { r.Digest = sha + "0" }), invalid, "digest"),
 		unary("RegisterArtifact: no hex", client.RegisterArtifact, artifact(func(r *A) { r.Digest = sha[:70] + "g" }), invalid, "digest"),
 		unary("RegisterArtifact: a password", client.RegisterArtifact, artifact(func(r *A) { r.Uri = "https://ci:secret@example.com/web" }), invalid, "uri"),
+		unary("RegisterArtifact: a password in no URL", client.RegisterArtifact, artifact(func(r *A) { r.Uri = "https://ci:100%@example.com/web" }), invalid, "uri"),
 		unary("RegisterArtifact: a long uri", client.RegisterArtifact, artifact(func(r *A) { r.Uri = strings.Repeat("u", limits.URLLen+1) }), invalid, "uri"),
 		unary("RegisterArtifact: 33 labels", client.RegisterArtifact, artifact(func(r *A) { r.Labels = labels(33) }), invalid, "labels"),
 		unary("RegisterArtifact: a long label", client.RegisterArtifact, artifact(func(r *A) { r.Labels = map[string]string{"k": strings.Repeat("v", 257)} }), invalid, `labels["k"]`),

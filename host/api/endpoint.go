@@ -172,7 +172,7 @@ func checkBeat(first, b *donav1.EndpointHeartbeat) error {
 	} {
 		if c.now != "" && c.now != c.fixed {
 			return refusal.Field(c.field, "is %s and was %s: it is fixed by a stream's first message; register again to change it",
-				limits.Quote(c.now), limits.Quote(c.fixed))
+				limits.Brief(c.now), limits.Brief(c.fixed))
 		}
 	}
 	return checkLoad(b)

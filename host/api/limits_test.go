@@ -94,7 +94,7 @@ func TestBadItems(t *testing.T) {
 		"unknown variant": call(func(o *donav1.CallOutcome) { o.Variant = "nope" }),
 		"the future":      call(func(o *donav1.CallOutcome) { o.UnixMs = now.Add(time.Hour).UnixMilli() }),
 		"the past":        call(func(o *donav1.CallOutcome) { o.UnixMs = now.Add(-time.Hour).UnixMilli() }),
-		"latency":         call(func(o *donav1.CallOutcome) { o.LatencyUs = 1 << 53 }),
+		"latency":         call(func(o *donav1.CallOutcome) { o.LatencyUs = limits.LatencyUs + 1 }),
 		"a long code":     call(func(o *donav1.CallOutcome) { o.Code = strings.Repeat("c", limits.CodeLen+1) }),
 		"count":           call(func(o *donav1.CallOutcome) { o.Count = limits.CountPerItem + 1 }),
 		"caller":          call(func(o *donav1.CallOutcome) { o.CallerService = "../x" }),

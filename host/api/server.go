@@ -7,6 +7,7 @@
 package api
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"runtime/debug"
@@ -23,8 +24,8 @@ import (
 	"google.golang.org/grpc/keepalive"
 	"google.golang.org/grpc/reflection"
 	"google.golang.org/grpc/status"
-	"google.golang.org/protobuf/proto"
 
+	"github.com/dodona-project/dodona/host/refusal"
 	"github.com/dodona-project/dodona/host/snapshot"
 )
 
@@ -36,12 +37,16 @@ type Options struct {
 	Dev          bool // everyone on loopback is local:dev with every role
 	Logger       hclog.Logger
 	Registerer   prometheus.Registerer
+	SendTimeout  time.Duration // a send blocked for longer ends a stream that is no feed; 0 = 10 s
 }
+
+const defaultSendTimeout = 10 * time.Second
 
 // New returns a server with every service registered behind the same checks:
 // recover, identity, table, rate, size, deadline.
 func New(o Options) (*grpc.Server, error) {
-	g := &guard{dev: o.Dev, waiting: o.ControlPlane == nil, log: o.Logger, limiters: newLimiters(), parsing: newParsing(snapshot.Codec())}
+	g := &guard{dev: o.Dev, waiting: o.ControlPlane == nil, log: o.Logger, limiters: newLimiters(), parsing: newParsing(snapshot.Codec()),
+		sendTimeout: cmp.Or(o.SendTimeout, defaultSendTimeout)}
 	var err error
 	if g.metrics, err = newMetrics(o.Registerer); err != nil {
 		return nil, fmt.Errorf("api: metrics: %w", err)
@@ -58,16 +63,15 @@ func New(o Options) (*grpc.Server, error) {
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 10 * time.Second, PermitWithoutStream: true}),
 		grpc.KeepaliveParams(keepalive.ServerParameters{Time: 20 * time.Second, Timeout: 10 * time.Second, MaxConnectionIdle: 10 * time.Minute}),
 	)...)
-	r := registrar{server, g.parsing}
 	if o.ControlPlane != nil {
-		donav1.RegisterControlPlaneServer(r, o.ControlPlane)
+		donav1.RegisterControlPlaneServer(server, o.ControlPlane)
 	} else {
-		donav1.RegisterControlPlaneServer(r, donav1.UnimplementedControlPlaneServer{}) // admit answers for it
+		donav1.RegisterControlPlaneServer(server, donav1.UnimplementedControlPlaneServer{}) // admit answers for it
 	}
-	donav1.RegisterHostAdminServer(r, o.HostAdmin)
-	grpc_health_v1.RegisterHealthServer(r, o.Health)
+	donav1.RegisterHostAdminServer(server, o.HostAdmin)
+	grpc_health_v1.RegisterHealthServer(server, o.Health)
 	if o.Dev {
-		reflection.Register(r)
+		reflection.Register(server)
 	}
 	return server, nil
 }
@@ -80,6 +84,8 @@ type guard struct {
 	limiters *limiters
 	metrics  *metrics
 	parsing  parsing
+
+	sendTimeout time.Duration
 }
 
 // admit identifies the caller and looks the call up.
@@ -105,11 +111,12 @@ func (g *guard) unary(ctx context.Context, req any, info *grpc.UnaryServerInfo, 
 	begin := time.Now()
 	defer func() { g.metrics.observe(info.FullMethod, err, time.Since(begin)) }()
 	defer g.recover(info.FullMethod, &err)
+	received := g.parsing.take(req)
 	ctx, rule, err := g.admit(ctx, info.FullMethod)
 	if err != nil {
 		return nil, err
 	}
-	if err := within(req, rule); err != nil {
+	if err := received.judge(rule.MaxBytes); err != nil {
 		return nil, err
 	}
 	ctx, cancel := context.WithTimeout(ctx, rule.Deadline())
@@ -126,7 +133,7 @@ func (g *guard) stream(srv any, ss grpc.ServerStream, info *grpc.StreamServerInf
 	if err != nil {
 		return err
 	}
-	return answer(g.log, info.FullMethod, handler(srv, &guarded{ss, ctx, rule, g.parsing}))
+	return answer(g.log, info.FullMethod, handler(srv, &guarded{ss, ctx, rule, g.parsing, g.sendTimeout}))
 }
 
 func (g *guard) recover(method string, err *error) {
@@ -137,12 +144,36 @@ func (g *guard) recover(method string, err *error) {
 	}
 }
 
-// guarded is a stream whose messages are held to the rule's size.
+// guarded is a stream whose messages are held to the rule's size, and whose client
+// has to read what it is sent.
 type guarded struct {
 	grpc.ServerStream
 	ctx     context.Context
 	rule    Rule
 	parsing parsing
+	within  time.Duration // longest send
+}
+
+// SendMsg ends after a while when the client does not read. The send itself is
+// left behind then: the handler must return, which ends it. Feeds time their own
+// sends.
+func (s *guarded) SendMsg(m any) error {
+	if _, ours := m.(snapshot.Encoded); ours {
+		return s.ServerStream.SendMsg(m)
+	}
+	sent := make(chan error, 1)
+	go func() { sent <- s.ServerStream.SendMsg(m) }()
+	late := time.NewTimer(s.within)
+	defer late.Stop()
+	select {
+	case err := <-sent:
+		return err
+	case <-s.ctx.Done():
+		return s.ctx.Err()
+	case <-late.C:
+		return &refusal.Error{Kind: refusal.Exhausted, Reason: "resume",
+			Text: "nothing was read from this stream for " + s.within.String() + ": call again to go on"}
+	}
 }
 
 func (s *guarded) Context() context.Context { return s.ctx }
@@ -151,17 +182,5 @@ func (s *guarded) RecvMsg(m any) error {
 	if err := s.ServerStream.RecvMsg(m); err != nil {
 		return err
 	}
-	if err := s.parsing.check(m); err != nil {
-		return err
-	}
-	return within(m, s.rule)
-}
-
-func within(m any, rule Rule) error {
-	if msg, ok := m.(proto.Message); ok {
-		if n := proto.Size(msg); n > rule.MaxBytes {
-			return status.Errorf(codes.ResourceExhausted, "the message has %d bytes: allowed are at most %d", n, rule.MaxBytes)
-		}
-	}
-	return nil
+	return s.parsing.take(m).judge(s.rule.MaxBytes)
 }

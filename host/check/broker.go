@@ -5,6 +5,7 @@ import (
 	"crypto/rand"
 	"crypto/sha256"
 	"encoding/hex"
+	"errors"
 	"fmt"
 	mathrand "math/rand/v2"
 	"slices"
@@ -193,6 +194,9 @@ func (b *Broker) lease(tx store.Tx, e store.Entry, c Claim, live map[string]*sta
 	o := offers[g]
 	if o == nil {
 		scope, err := plane.Scope(tx, p.scope)
+		if errors.Is(err, store.ErrDamaged) {
+			scope, err = Scope{}, nil // sync says so; the other scopes are checked
+		}
 		if err != nil {
 			return nil, err
 		}

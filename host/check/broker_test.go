@@ -23,6 +23,8 @@ import (
 type fleet struct {
 	mu     sync.Mutex
 	scopes map[string]*members
+
+	damaged string // this one's policy does not parse
 }
 
 type members struct {
@@ -89,6 +91,9 @@ func (f *fleet) Scopes(store.ReadTx) (names []string, _ error) {
 func (f *fleet) Scope(_ store.ReadTx, scope string) (check.Scope, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
+	if scope == f.damaged {
+		return check.Scope{}, fmt.Errorf("%s: %w", scope, store.ErrDamaged)
+	}
 	if s := f.scopes[scope]; s != nil {
 		return s.Scope, nil
 	}
@@ -276,6 +281,34 @@ func TestLeases(t *testing.T) {
 	e := d.status("web").Endpoints[0]
 	if e.Failures != 1 || e.State != donav1.EndpointHealth_STATE_SUSPECT || e.Reason != "failure (refused): connection refused" {
 		t.Errorf("counted once: %v", e)
+	}
+}
+
+// TestDamage: a scope that cannot be read keeps no other from being checked, and a
+// record that cannot is made anew.
+func TestDamage(t *testing.T) {
+	d := newDesk(t)
+	d.fleet.put("a", 1, "x")
+	d.fleet.put("web", 1, "y", "z")
+	d.look()
+	d.fleet.damaged = "a"
+	if err := d.store.Update(context.Background(), store.Hard, func(tx store.Tx) error {
+		return tx.Put("check/service/web/y", []byte{0xff})
+	}); err != nil {
+		t.Fatal(err)
+	}
+	d.fleet.put("web", 1, "new")
+	if err := d.broker.Look(context.Background(), true); !errors.Is(err, store.ErrDamaged) {
+		t.Errorf("a look says %v", err)
+	}
+	d.advance(2 * rules.Interval)
+	var ids []string
+	for _, task := range d.claim(check.Claim{Checker: "c1"}) {
+		ids = append(ids, task.Address)
+	}
+	slices.Sort(ids)
+	if want := []string{"web-new:80", "web-y:80", "web-z:80"}; !slices.Equal(ids, want) {
+		t.Errorf("checked are %v, want %v", ids, want)
 	}
 }
 

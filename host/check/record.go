@@ -1,6 +1,7 @@
 package check
 
 import (
+	"errors"
 	"strings"
 
 	statev1 "github.com/dodona-project/dodona/proto/state/v1"
@@ -41,9 +42,14 @@ func parseGroup(member string) (group, bool) {
 	return group{plane: plane, scope: scope}, ok
 }
 
+// loadCheck reads a record; nil when there is none, or a damaged one, which the next
+// look at its scope makes anew: what it held is measured again.
 func loadCheck(tx store.ReadTx, p place) (*statev1.Check, error) {
 	c := new(statev1.Check)
 	version, err := store.Load(tx, p.key(), c)
+	if errors.Is(err, store.ErrDamaged) {
+		return nil, nil
+	}
 	if err != nil || version == 0 {
 		return nil, err
 	}

@@ -69,11 +69,15 @@ func (b *Broker) forget(ctx context.Context) error {
 	})
 }
 
-// sync makes tasks for new targets and removes those of targets that are gone.
+// sync makes tasks for new targets and removes those of targets that are gone. A
+// scope that is damaged keeps what it has; the error says so when the others are
+// done.
 func (b *Broker) sync(ctx context.Context, all bool) error {
+	var damage error
 	wanted := map[group]uint64{} // version; those that still have tasks are there with 0
 	err := b.o.Store.View(ctx, func(tx store.ReadTx) error {
 		clear(wanted)
+		damage = nil
 		entries, err := tx.Scan(scopeIndex, 0, 0, 0)
 		if err != nil {
 			return err
@@ -90,6 +94,11 @@ func (b *Broker) sync(ctx context.Context, all bool) error {
 			}
 			for _, scope := range scopes {
 				how, err := plane.Scope(tx, scope)
+				if errors.Is(err, store.ErrDamaged) {
+					delete(wanted, group{name, scope})
+					damage = errors.Join(damage, err)
+					continue
+				}
 				if err != nil {
 					return err
 				}
@@ -121,14 +130,17 @@ func (b *Broker) sync(ctx context.Context, all bool) error {
 		if err := b.o.Store.Update(ctx, store.Soft, func(tx store.Tx) (err error) {
 			version, err = b.reconcile(tx, g, all)
 			return err
-		}); err != nil {
+		}); errors.Is(err, store.ErrDamaged) {
+			damage = errors.Join(damage, fmt.Errorf("tasks of %s: %w", g.member(), err))
+			continue
+		} else if err != nil {
 			return fmt.Errorf("tasks of %s: %w", g.member(), err)
 		}
 		b.mu.Lock()
 		b.synced[g] = version
 		b.mu.Unlock()
 	}
-	return nil
+	return damage
 }
 
 // reconcile makes a scope's tasks what its targets ask for, and returns the version
@@ -225,9 +237,14 @@ func (b *Broker) judge(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	var damage error
 	alarms := map[group]string{}
 	for _, g := range troubled {
 		alarm, err := b.judgeScope(ctx, g, doubted)
+		if errors.Is(err, store.ErrDamaged) {
+			damage = errors.Join(damage, fmt.Errorf("judge %s: %w", g.member(), err))
+			continue
+		}
 		if err != nil {
 			return fmt.Errorf("judge %s: %w", g.member(), err)
 		}
@@ -250,7 +267,7 @@ func (b *Broker) judge(ctx context.Context) error {
 			b.log.Info("the alarm is over", "plane", g.plane, "scope", g.scope)
 		}
 	}
-	return nil
+	return damage
 }
 
 // troubled lists the scopes that have to be judged.

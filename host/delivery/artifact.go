@@ -2,8 +2,8 @@ package delivery
 
 import (
 	"context"
+	"errors"
 	"fmt"
-	"net/url"
 	"slices"
 	"strconv"
 	"strings"
@@ -32,7 +32,7 @@ func checkArtifact(req *donav1.RegisterArtifactRequest) error {
 			return err
 		}
 	}
-	if u, err := url.Parse(req.GetUri()); err == nil && u.User != nil {
+	if hasUserInfo(req.GetUri()) {
 		// Artifacts are listed and never deleted: no place for a password.
 		return refusal.Field("uri", "has user info: leave out the name and password, they would stay for ever")
 	}
@@ -45,6 +45,16 @@ func checkArtifact(req *donav1.RegisterArtifactRequest) error {
 		}
 	}
 	return nil
+}
+
+// hasUserInfo reports whether a URI has something before an @ in its authority,
+// also when the rest of it does not parse.
+func hasUserInfo(uri string) bool {
+	_, rest, found := strings.Cut(uri, "//")
+	if at := strings.IndexAny(rest, "/?#"); at >= 0 {
+		rest = rest[:at]
+	}
+	return found && strings.Contains(rest, "@")
 }
 
 // RegisterArtifact keeps a build for good, in one durable transaction with its
@@ -126,7 +136,7 @@ func checkRelease(req *donav1.CreateReleaseRequest) (version string, err error) 
 		return "", err
 	}
 	if service != req.GetService() {
-		return "", refusal.Field("artifact_id", "is %s, of another service than %s", limits.Quote(req.GetArtifactId()), req.GetService())
+		return "", refusal.Field("artifact_id", "is %s, of another service than %s", limits.Brief(req.GetArtifactId()), limits.Brief(req.GetService()))
 	}
 	if err := refusal.Check("variant", limits.Name(req.GetVariant())); err != nil {
 		return "", err
@@ -205,24 +215,33 @@ func (c *Controller) CreateRelease(ctx context.Context, actor string, req *donav
 }
 
 // Artifacts lists the service's artifacts, the newest first, as many as one
-// answer takes. Refusal: NotFound when there is no such service.
+// answer takes. One whose record is damaged is there by its name alone, without a
+// digest. Refusal: NotFound when there is no such service.
 func (c *Controller) Artifacts(tx store.ReadTx, service string) ([]*donav1.Artifact, error) {
 	return list(c, tx, service, artifactIndex(service), func(member string) (*donav1.Artifact, error) {
 		var a statev1.ArtifactState
 		_, err := store.Load(tx, artifactKey(service, member), &a)
+		if errors.Is(err, store.ErrDamaged) {
+			return &donav1.Artifact{Service: service, Version: member, Id: artifactID(service, member)}, nil
+		}
 		return a.GetArtifact(), err
 	})
 }
 
 // Releases lists the service's releases, the newest first, as many as one answer
-// takes. Refusal: NotFound when there is no such service.
+// takes. One whose record is damaged is there by its number alone, without an
+// artifact. Refusal: NotFound when there is no such service.
 func (c *Controller) Releases(tx store.ReadTx, service string) ([]*donav1.Release, error) {
 	return list(c, tx, service, releaseIndex(service), func(member string) (*donav1.Release, error) {
 		n, err := strconv.ParseUint(member, 10, 64)
 		if err != nil {
 			return nil, fmt.Errorf("delivery: index %s has the member %s", releaseIndex(service), limits.Quote(member))
 		}
-		return loadRelease(tx, service, n)
+		r, err := loadRelease(tx, service, n)
+		if errors.Is(err, store.ErrDamaged) {
+			return &donav1.Release{Service: service, Number: n, Id: releaseID(service, n)}, nil
+		}
+		return r, err
 	})
 }
 

@@ -329,7 +329,7 @@ func (c *Controller) holder(tx store.ReadTx, service string) (string, error) {
 // it may.
 func (c *Controller) blocked(tx store.ReadTx, service, variant string, status *donav1.RolloutStatus) (string, error) {
 	if status != nil && rollout.Phase(status.GetState()).Live() {
-		return fmt.Sprintf("the rollout %s of %s is under way and moves the traffic: end it first", status.GetId(), status.GetCanaryVariant()), nil
+		return fmt.Sprintf("the rollout %s of %s is under way and moves the traffic: end it first", status.GetId(), limits.Quote(status.GetCanaryVariant())), nil
 	}
 	q, err := c.o.Plane.Quarantined(tx, service)
 	if err != nil {
@@ -337,7 +337,7 @@ func (c *Controller) blocked(tx store.ReadTx, service, variant string, status *d
 	}
 	for _, v := range q.GetVariants() {
 		if v.GetVariant() == variant {
-			return fmt.Sprintf("%s is quarantined, nothing would pick it: lift the quarantine first", variant), nil
+			return fmt.Sprintf("%s is quarantined, nothing would pick it: lift the quarantine first", limits.Quote(variant)), nil
 		}
 	}
 	return "", nil

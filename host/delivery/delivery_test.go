@@ -440,7 +440,7 @@ func TestBlockedMeanwhile(t *testing.T) {
 	w.update(func(tx store.Tx) error { return w.plane.Quarantine(tx, svc, "v2", "r0", "it was bad") })
 	w.endpoints("v2", "eu", 1)
 	w.tick()
-	w.is(donav1.Deployment_STATE_FAILED, "v2 is quarantined")
+	w.is(donav1.Deployment_STATE_FAILED, `"v2" is quarantined`)
 }
 
 func TestOneAtATime(t *testing.T) {

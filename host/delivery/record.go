@@ -1,6 +1,7 @@
 package delivery
 
 import (
+	"errors"
 	"fmt"
 	"math"
 	"slices"
@@ -122,7 +123,7 @@ func nextRecord(old *statev1.DeploymentState, d Decision, now time.Time) *statev
 }
 
 // Deployments lists the service's deployments, the newest first: the live one
-// and the ended ones that are kept.
+// and the ended ones that are kept. One whose record is damaged has no state.
 func (c *Controller) Deployments(tx store.ReadTx, service string) ([]*donav1.Deployment, error) {
 	entries, err := tx.Scan(deploymentIndex(service), 0, store.MaxScore, 0)
 	if err != nil {
@@ -135,6 +136,10 @@ func (c *Controller) Deployments(tx store.ReadTx, service string) ([]*donav1.Dep
 	for _, e := range slices.Backward(entries) {
 		var d statev1.DeploymentState
 		version, err := store.Load(tx, deploymentKey(service, e.Member), &d)
+		if errors.Is(err, store.ErrDamaged) {
+			out = append(out, &donav1.Deployment{Id: e.Member, Reason: "its record is damaged; the audit log has what became of it"})
+			continue
+		}
 		if err != nil {
 			return nil, err
 		}

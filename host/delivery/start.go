@@ -58,10 +58,16 @@ func checkCanary(req *donav1.StartRolloutRequest, svc string) error {
 		return refusal.Field("canary", "is absent: strategy CANARY needs its rollout, with stable_variant, steps and step_seconds")
 	}
 	if req.GetService() != "" && req.GetService() != svc {
-		return refusal.Field("canary.service", "is %s, the release is of %s: leave it out, it comes from the release", limits.Quote(req.GetService()), svc)
+		return refusal.Field("canary.service", "is %s, the release is of %s: leave it out, it comes from the release", limits.Brief(req.GetService()), limits.Brief(svc))
 	}
 	if err := refusal.Check("canary.stable_variant", limits.Name(req.GetStableVariant())); err != nil {
 		return err
+	}
+	if err := refusal.Check("canary.canary_variant", limits.OptionalName(req.GetCanaryVariant())); err != nil {
+		return err
+	}
+	if req.GetCanaryVariant() == req.GetStableVariant() {
+		return refusal.Field("canary.canary_variant", "is %s, the same as canary.stable_variant: leave it out, it comes from the release", limits.Quote(req.GetCanaryVariant()))
 	}
 	return within("canary", rollout.CheckPlan(req))
 }
@@ -92,11 +98,7 @@ func (c *Controller) Start(ctx context.Context, actor string, req *donav1.StartD
 	if err != nil {
 		return nil, err
 	}
-	release, err := c.release(ctx, svc, number)
-	if err != nil {
-		return nil, err
-	}
-	spec, err := specOf(req, release)
+	release, spec, err := c.look(ctx, req, svc, number)
 	if err != nil {
 		return nil, err
 	}
@@ -134,6 +136,21 @@ func (c *Controller) Start(ctx context.Context, actor string, req *donav1.StartD
 	return shown(started), nil
 }
 
+// look reads the release and makes the request whole. What is wrong with the
+// request alone is said first, also when only a plugin knows.
+func (c *Controller) look(ctx context.Context, req *donav1.StartDeploymentRequest, svc string, number uint64) (release *donav1.Release, spec *donav1.StartDeploymentRequest, err error) {
+	if release, err = c.release(ctx, svc, number); err == nil {
+		spec, err = specOf(req, release)
+	}
+	var refused *refusal.Error
+	if errors.As(err, &refused) && req.GetStrategy() == canary {
+		if invalid := c.o.Rollouts.CheckQueries(ctx, req.GetCanary()); invalid != nil {
+			err = within("canary", invalid)
+		}
+	}
+	return release, spec, err
+}
+
 func (c *Controller) release(ctx context.Context, svc string, number uint64) (release *donav1.Release, err error) {
 	err = c.o.Store.View(ctx, func(tx store.ReadTx) (err error) {
 		release, err = loadRelease(tx, svc, number)
@@ -158,11 +175,11 @@ func specOf(req *donav1.StartDeploymentRequest, release *donav1.Release) (*donav
 	}
 	if v := spec.GetCanary().GetCanaryVariant(); v != "" && v != release.GetVariant() {
 		return nil, &refusal.Error{Kind: refusal.Precondition, Field: "canary.canary_variant",
-			Text: fmt.Sprintf("is %s, the release is of %s: leave it out, it comes from the release", limits.Quote(v), release.GetVariant())}
+			Text: fmt.Sprintf("is %s, the release is of %s: leave it out, it comes from the release", limits.Brief(v), limits.Brief(release.GetVariant()))}
 	}
 	if spec.GetCanary().GetStableVariant() == release.GetVariant() {
 		return nil, &refusal.Error{Kind: refusal.Precondition, Field: "canary.stable_variant",
-			Text: fmt.Sprintf("is %s, the variant of the release itself: allowed is the one that serves now", release.GetVariant())}
+			Text: fmt.Sprintf("is %s, the variant of the release itself: allowed is the one that serves now", limits.Quote(release.GetVariant()))}
 	}
 	spec.Canary.Service, spec.Canary.CanaryVariant = release.GetService(), release.GetVariant()
 	return spec, nil
@@ -177,7 +194,7 @@ func (c *Controller) replace(tx store.Tx, svc, by, actor string) (*statev1.Deplo
 	}
 	if s.state.Phase == Running {
 		return nil, &refusal.Error{Kind: refusal.Precondition, Field: "release_id", Text: fmt.Sprintf(
-			"is of service %s, whose deployment %s (%s) moves traffic: wait for its end, or ABORT its rollout %s", svc, s.state.ID, s.record.GetSpec().GetReleaseId(), s.state.Rollout)}
+			"is of service %s, whose deployment %s (%s) moves traffic: wait for its end, or ABORT its rollout %s", svc, s.state.ID, limits.Quote(s.record.GetSpec().GetReleaseId()), s.state.Rollout)}
 	}
 	s.evidence.Replaced = by
 	d := Step(s.state, s.evidence, s.now)
@@ -252,7 +269,7 @@ func (c *Controller) allowed(tx store.ReadTx, svc, variant string, spec *donav1.
 		return err
 	}
 	if spec.GetStrategy() == donav1.StartDeploymentRequest_STRATEGY_BLUE_GREEN && holder == variant {
-		return refuse("strategy", "is BLUE_GREEN, and %s has all traffic already: give the release another variant, or RECREATE", variant)
+		return refuse("strategy", "is BLUE_GREEN, and %s has all traffic already: give the release another variant, or RECREATE", limits.Quote(variant))
 	}
 	return nil
 }
@@ -292,7 +309,7 @@ func (c *Controller) only(tx store.ReadTx, svc, variant string) (string, error) 
 	if len(serving) > 1 {
 		return "", &refusal.Error{Kind: refusal.Precondition, Field: "strategy", Text: fmt.Sprintf(
 			"would move traffic too early: service %s has no weights, so %s would get a share beside %d other variants as soon as it has an endpoint; use CANARY, which says where the traffic stays",
-			svc, variant, len(serving))}
+			svc, limits.Quote(variant), len(serving))}
 	}
 	return serving[0], nil
 }

@@ -31,6 +31,7 @@ const (
 	ReportBehind   = 5 * time.Minute // or this old
 	StatsVariants  = 1_000           // variants of a service with a window of their own, the rest is "other"
 	CountPerItem   = 1 << 31         // calls folded into one item
+	LatencyUs      = 1 << 53         // of one call; a larger one is no measurement
 	UnitLen        = 1 << 10         // bytes of a flag unit
 	RequestIDLen   = 128
 	CodeLen        = 32
@@ -181,8 +182,13 @@ func Text(s string, max int) error {
 
 // Quote quotes input for an error message: escaped, and never more than 64
 // bytes of it.
-func Quote(s string) string {
-	const most = 48
+func Quote(s string) string { return quote(s, 48) }
+
+// Brief is Quote for an error message that quotes two things: the two together are
+// never more than 64 bytes.
+func Brief(s string) string { return quote(s, 32) }
+
+func quote(s string, most int) string {
 	if len(s) <= most {
 		return strconv.QuoteToASCII(s)
 	}

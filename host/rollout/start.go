@@ -55,6 +55,14 @@ type Prepared struct {
 	away error // a plugin could not say whether it takes its query
 }
 
+// CheckQueries asks the plugins of the request's queries whether they take them,
+// and returns the refusal Invalid of one that does not. One that cannot say is no
+// error.
+func (c *Controller) CheckQueries(ctx context.Context, req *donav1.StartRolloutRequest) error {
+	_, err := c.checkProviders(ctx, req)
+	return err
+}
+
 // Prepare checks the request alone, and asks the plugins of its queries. Its
 // refusals are those of Start that no state decides. req must not change until
 // Start.
@@ -155,9 +163,6 @@ func (c *Controller) start(tx store.Tx, actor, id string, req *donav1.StartRollo
 	if err != nil {
 		return err
 	}
-	if away != nil {
-		return away
-	}
 	if s != nil && s.state.Phase.Live() {
 		s.evidence.Op, s.evidence.OpReason = Supersede, "replaced by rollout "+id
 		if _, err := c.commit(tx, service, s, Step(s.state, s.evidence, s.now), actor); err != nil {
@@ -169,7 +174,10 @@ func (c *Controller) start(tx store.Tx, actor, id string, req *donav1.StartRollo
 			return err
 		}
 	}
-	return c.begin(tx, actor, id, specOf(req), req)
+	if err := c.begin(tx, actor, id, specOf(req), req); err != nil {
+		return err
+	}
+	return away // last: what else is refused is refused whether or not the plugin is there
 }
 
 // allowed says whether the state allows the request, and whether the canary's
@@ -189,10 +197,10 @@ func (c *Controller) allowed(tx store.ReadTx, s *scene, req *donav1.StartRollout
 	if s != nil && s.state.Phase.Live() {
 		p := s.state.Plan
 		if !req.GetSupersede() {
-			return false, refuse("service", "%s has the live rollout %s (%s to %s, %s): ABORT it, or set supersede", service, s.state.ID, p.Stable, p.Canary, s.state.Phase)
+			return false, refuse("service", "%s has the live rollout %s (%s to %s, %s): ABORT it, or set supersede", service, s.state.ID, limits.Brief(p.Stable), limits.Brief(p.Canary), s.state.Phase)
 		}
 		if p.Stable != stable {
-			return false, refuse("stable_variant", "is %s, but the rollout to be superseded goes back to %s", limits.Quote(stable), p.Stable)
+			return false, refuse("stable_variant", "is %s, but the rollout to be superseded goes back to %s", limits.Brief(stable), limits.Brief(p.Stable))
 		}
 	} else if err := c.holdsAll(tx, service, stable, refuse); err != nil {
 		return false, err

@@ -5,6 +5,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"github.com/dodona-project/dodona/host/limits"
 )
 
 const (
@@ -251,18 +253,18 @@ func (d *Decision) operate(s State, e Evidence, now time.Time) {
 
 func (d *Decision) promote(s State, e Evidence, now time.Time, reason string) {
 	if e.Op == PromoteStep && !s.inStep() {
-		d.Refused = "no step has begun: the rollout waits for an endpoint of " + s.Plan.Canary
+		d.Refused = "no step has begun: the rollout waits for an endpoint of " + limits.Quote(s.Plan.Canary)
 		if s.Phase == Paused {
 			d.Refused = "no step has begun: RESUME first"
 		}
 		return
 	}
 	if i := firstBreach(d.Checks); i >= 0 {
-		d.Refused = fmt.Sprintf("a BREACH stands: %s: %s", d.Checks[i].Name, d.Checks[i].Detail)
+		d.Refused = fmt.Sprintf("a BREACH stands: %s: %s", limits.Quote(d.Checks[i].Name), d.Checks[i].Detail)
 		return
 	}
 	if e.Endpoints == 0 {
-		d.Refused = fmt.Sprintf("the canary %s has no legal endpoint", s.Plan.Canary)
+		d.Refused = fmt.Sprintf("the canary %s has no legal endpoint", limits.Quote(s.Plan.Canary))
 		return
 	}
 	d.Missing = missing(d.Checks, e)

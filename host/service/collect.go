@@ -2,6 +2,7 @@ package service
 
 import (
 	"context"
+	"errors"
 
 	statev1 "github.com/dodona-project/dodona/proto/state/v1"
 
@@ -24,7 +25,11 @@ func (p *Plane) Collect(ctx context.Context) (removed int, err error) {
 		}
 		for _, e := range entries {
 			var head statev1.ServiceHead
-			if _, err := store.Load(tx, headKey(e.Member), &head); err != nil {
+			_, err := store.Load(tx, headKey(e.Member), &head)
+			if errors.Is(err, store.ErrDamaged) {
+				continue // it is no reason to keep the others
+			}
+			if err != nil {
 				return err
 			}
 			if past(&head, tx.Now().UnixMilli()) {

@@ -2,6 +2,7 @@ package service
 
 import (
 	"cmp"
+	"errors"
 	"maps"
 	"slices"
 	"strconv"
@@ -218,7 +219,11 @@ func (p *Plane) Exposures(tx store.ReadTx, service string, wall time.Time) ([]*d
 	sums := map[seen]uint64{}
 	for _, f := range flags {
 		var w statev1.ExposureWindow
-		if _, err := store.Load(tx, exposureKey(service, f.Member), &w); err != nil {
+		_, err := store.Load(tx, exposureKey(service, f.Member), &w)
+		if errors.Is(err, store.ErrDamaged) {
+			continue // a minute's counts of one flag
+		}
+		if err != nil {
 			return nil, err
 		}
 		for _, t := range w.Tallies {

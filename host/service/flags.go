@@ -112,11 +112,11 @@ func (p *Plane) SetFlag(ctx context.Context, actor string, req *donav1.SetFlagRe
 			return err
 		}
 		if req.Delete && version == 0 {
-			return refusal.New(refusal.NotFound, "service %s has no flag %s", rule.Service, rule.Flag)
+			return refusal.New(refusal.NotFound, "service %s has no flag %s", rule.Service, limits.Quote(rule.Flag))
 		}
 		if req.ExpectedVersion != 0 && req.ExpectedVersion != version {
 			return &refusal.Error{Kind: refusal.Precondition, Field: "expected_version", Text: fmt.Sprintf(
-				"is %d: flag %s is at version %d now; read it again", req.ExpectedVersion, rule.Flag, version)}
+				"is %d: flag %s is at version %d now; read it again", req.ExpectedVersion, limits.Quote(rule.Flag), version)}
 		}
 		if req.Delete {
 			return p.deleteFlag(tx, actor, rule, &old)

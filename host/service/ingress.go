@@ -141,7 +141,8 @@ func ingressDetail(rule *donav1.Ingress) map[string]string {
 	}
 }
 
-// Ingresses lists the rules that lead to a service, by host and prefix.
+// Ingresses lists the rules that lead to a service, by host and prefix, without
+// those whose record is damaged.
 func (p *Plane) Ingresses(tx store.ReadTx, service string) ([]*donav1.Ingress, error) {
 	entries, err := tx.Scan(ingressIndex(service), 0, 0, 0)
 	if err != nil {
@@ -154,6 +155,9 @@ func (p *Plane) Ingresses(tx store.ReadTx, service string) ([]*donav1.Ingress, e
 	for _, e := range entries {
 		var rule statev1.IngressState
 		version, err := store.Load(tx, ingressKey(e.Member), &rule)
+		if errors.Is(err, store.ErrDamaged) {
+			continue // Verify names it
+		}
 		if err != nil {
 			return nil, err
 		}

@@ -20,7 +20,6 @@
 package service
 
 import (
-	"fmt"
 	"slices"
 
 	donav1 "github.com/dodona-project/dodona/proto/dona/v1"
@@ -78,6 +77,7 @@ type change struct {
 	endpoints  int
 	flags      int
 	bytes      int
+	must       bool // a move of a rollout: never refused for the snapshot's size
 	configured bool
 	cell       func(*statev1.ServiceHead) // moves the live counts
 }
@@ -101,7 +101,7 @@ func (p *Plane) touch(tx store.Tx, service string, c change) error {
 		return refusal.New(refusal.Exhausted, "service %s has %d endpoints: allowed are at most %d", service, head.Endpoints, limits.EndpointsPerService)
 	case c.flags > 0 && flags > limits.FlagsPerService:
 		return refusal.New(refusal.Exhausted, "service %s has %d flags: allowed are at most %d", service, head.Flags, limits.FlagsPerService)
-	case c.bytes > 0 && bytes+frameBytes(service) > limits.SnapshotBytes:
+	case c.bytes > 0 && !c.must && bytes+frameBytes(service) > limits.SnapshotBytes:
 		return refusal.New(refusal.Exhausted, "the snapshot of service %s would have %d bytes: allowed are at most %d", service, bytes+frameBytes(service), limits.SnapshotBytes)
 	}
 	head.Endpoints, head.Flags, head.EncodedBytes = uint32(max(endpoints, 0)), uint32(max(flags, 0)), uint64(max(bytes, 0))
@@ -166,8 +166,8 @@ func past(head *statev1.ServiceHead, nowMS int64) bool {
 	return !head.GetConfigured() && head.GetEndpoints() == 0 && nowMS-head.GetLastEndpointMs() > pastService
 }
 
-// Services lists the services by name. One with nothing but past endpoints
-// leaves the list after 24 h.
+// Services lists the services by name, also those whose head is damaged. One with
+// nothing but past endpoints leaves the list after 24 h.
 func (p *Plane) Services(tx store.ReadTx) ([]string, error) {
 	entries, err := tx.Scan(servicesIndex, 0, 0, 0)
 	if err != nil {
@@ -187,10 +187,8 @@ func (p *Plane) Services(tx store.ReadTx) ([]string, error) {
 		if !rec.Exists() {
 			continue
 		}
-		if err := proto.Unmarshal(rec.Value, &head); err != nil {
-			return nil, fmt.Errorf("service: head of %s: %w", entries[i].Member, err)
-		}
-		if !past(&head, tx.Now().UnixMilli()) {
+		// A head that does not parse hides no service, its own neither.
+		if proto.Unmarshal(rec.Value, &head) != nil || !past(&head, tx.Now().UnixMilli()) {
 			names = append(names, entries[i].Member)
 		}
 	}

@@ -1,6 +1,7 @@
 package service
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"slices"
@@ -32,15 +33,9 @@ func (p *Plane) SetPolicy(ctx context.Context, actor string, req *donav1.SetServ
 	if err := checkPolicy(req); err != nil {
 		return err
 	}
-	if req.Probe != "" && req.Probe != noProbe || req.ProbeConfig != nil {
-		if err := p.checkProbe(ctx, req, probe); err != nil {
-			return err
-		}
-	}
-	if req.Strategy != "" && req.Strategy != "default" || req.StrategyConfig != nil {
-		if err := p.checkStrategy(ctx, req, strategy); err != nil {
-			return err
-		}
+	away, err := p.checkPlugins(ctx, req, strategy, probe)
+	if err != nil {
+		return err
 	}
 	return p.store.Update(ctx, store.Hard, func(tx store.Tx) error {
 		old, err := p.Policy(tx, req.Service)
@@ -69,6 +64,9 @@ func (p *Plane) SetPolicy(ctx context.Context, actor string, req *donav1.SetServ
 		}); err != nil {
 			return err
 		}
+		if away != nil {
+			return away // after what would be refused whether or not the plugin is there
+		}
 		return p.audit.Append(tx, req.Service, audit.Entry{Kind: "policy.set", Actor: actor, Detail: map[string]string{
 			"changed":         audit.Value(changed),
 			"allowed_regions": audit.Value(next.GetResidency().GetAllowedRegions()),
@@ -79,52 +77,44 @@ func (p *Plane) SetPolicy(ctx context.Context, actor string, req *donav1.SetServ
 	})
 }
 
-// checkStrategy checks a config against the strategy that will take it: the one
-// the request names, else the one in force.
-func (p *Plane) checkStrategy(ctx context.Context, req *donav1.SetServicePolicyRequest, strategy PluginCheck) error {
-	name := req.Strategy
-	if name == "" {
-		err := p.store.View(ctx, func(tx store.ReadTx) error {
-			old, err := p.Policy(tx, req.Service)
-			name = old.GetStrategy()
-			return err
-		})
-		if err != nil {
-			return err
-		}
-	}
-	if name == "" || name == "default" {
-		name = DefaultStrategy
-	}
-	return strategy(ctx, name, req.StrategyConfig)
-}
-
 // noProbe asks for no checks.
 const noProbe = "none"
 
-// checkProbe checks a config against the probe that will take it: the one the
-// request names, else the one in force.
-func (p *Plane) checkProbe(ctx context.Context, req *donav1.SetServicePolicyRequest, probe PluginCheck) error {
-	name, config := req.Probe, req.ProbeConfig
-	if name == "" || config == nil {
-		var old *donav1.ServicePolicy
-		if err := p.store.View(ctx, func(tx store.ReadTx) (err error) {
-			old, err = p.Policy(tx, req.Service)
-			return err
-		}); err != nil {
-			return err
-		}
-		switch name {
-		case "":
-			name = old.Probe
-		case old.Probe:
-			config = old.ProbeConfig // stays, and so has to hold
-		}
+// checkPlugins asks the plugins that a request is about whether they take their
+// configs: the plugin and the config that the request names, else those in force.
+// away is the answer for when nothing else refuses the request and a plugin could
+// not say.
+func (p *Plane) checkPlugins(ctx context.Context, req *donav1.SetServicePolicyRequest, strategy, probe PluginCheck) (away, err error) {
+	ofProbe := req.Probe != "" && req.Probe != noProbe || req.ProbeConfig != nil
+	ofStrategy := req.Strategy != "" || req.StrategyConfig != nil
+	if !ofProbe && !ofStrategy {
+		return nil, nil
 	}
-	if name == "" {
-		return refusal.Field("probe_config", "is set without a probe: set probe too")
+	var next *donav1.ServicePolicy
+	if err := p.store.View(ctx, func(tx store.ReadTx) (err error) {
+		next, err = p.Policy(tx, req.Service)
+		return err
+	}); err != nil {
+		return nil, err
 	}
-	return probe(ctx, name, config)
+	merge(next, req)
+	if ofProbe && next.Probe == "" {
+		return nil, refusal.Field("probe_config", "is set without a probe: set probe too")
+	}
+	var refused []error
+	if ofProbe {
+		refused = append(refused, probe(ctx, next.Probe, next.ProbeConfig))
+	}
+	if ofStrategy && (next.Strategy != "" || next.StrategyConfig != nil) {
+		refused = append(refused, strategy(ctx, cmp.Or(next.Strategy, DefaultStrategy), next.StrategyConfig))
+	}
+	for _, err := range refused {
+		if err != nil && !refusal.Is(err, refusal.Unavailable) {
+			return nil, err
+		}
+		away = cmp.Or(away, err)
+	}
+	return away, nil
 }
 
 func checkPolicy(req *donav1.SetServicePolicyRequest) error {

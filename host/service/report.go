@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"crypto/sha256"
+	"errors"
 	"maps"
 	"slices"
 	"strconv"
@@ -148,8 +149,8 @@ func (t *taking) all(counter CallCounter, b *donav1.StatsBatch, gap uint64) erro
 	return nil
 }
 
-// head reads a service's head once a batch; nil when there is no such service,
-// whose items are dropped.
+// head reads a service's head once a batch; nil when there is no such service, or
+// its head is damaged, and its items are dropped.
 func (t *taking) head(service string) (*statev1.ServiceHead, error) {
 	if head, seen := t.known[service]; seen {
 		return head, nil
@@ -158,7 +159,7 @@ func (t *taking) head(service string) (*statev1.ServiceHead, error) {
 	if limits.Service(service) == nil {
 		var read statev1.ServiceHead
 		version, err := store.Load(t.tx, headKey(service), &read)
-		if err != nil {
+		if err != nil && !errors.Is(err, store.ErrDamaged) {
 			return nil, err
 		}
 		if version != 0 {
@@ -190,10 +191,14 @@ func (t *taking) calls(counter CallCounter, calls []*donav1.CallOutcome, service
 		services[c.Service] = true
 	}
 	for _, service := range slices.Sorted(maps.Keys(byService)) {
-		if err := counter.Report(t.tx, service, byService[service], t.wall); err != nil {
-			return err
+		err := counter.Report(t.tx, service, byService[service], t.wall)
+		if err == nil {
+			err = t.endpointCalls(service, byService[service])
 		}
-		if err := t.endpointCalls(service, byService[service]); err != nil {
+		switch {
+		case errors.Is(err, store.ErrDamaged): // of this service, and the batch is of others, too
+			t.dropped += uint32(len(byService[service]))
+		case err != nil:
 			return err
 		}
 	}
@@ -206,7 +211,7 @@ func (t *taking) callHolds(head *statev1.ServiceHead, c *donav1.CallOutcome) boo
 		(c.EndpointId == "" || limits.ID(c.EndpointId) == nil) &&
 		(c.CallerService == "" || limits.Service(c.CallerService) == nil) &&
 		limits.Text(c.Code, limits.CodeLen) == nil &&
-		c.LatencyUs < 1<<53 && uint64(c.Count) <= limits.CountPerItem
+		c.LatencyUs <= limits.LatencyUs && uint64(c.Count) <= limits.CountPerItem
 }
 
 func (t *taking) endpointCalls(service string, calls []*donav1.CallOutcome) error {

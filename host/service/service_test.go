@@ -462,6 +462,46 @@ func TestLimits(t *testing.T) {
 	}
 }
 
+// TestFullServiceIsRolledBack: the size of a snapshot may keep a rollout from
+// beginning, and never one that runs from going on or back.
+func TestFullServiceIsRolledBack(t *testing.T) {
+	w := newWorld(t)
+	w.register(beat("a", "v1", "eu"))
+	move := func(rollout string, percent uint32) error {
+		return w.store.Update(context.Background(), store.Hard, func(tx store.Tx) error {
+			return w.plane.PutWeights(tx, "web", []*donav1.VariantWeight{{Variant: "v2", Weight: percent}, {Variant: "v1", Weight: 100 - percent}}, rollout)
+		})
+	}
+	fill := func(bytes uint64) {
+		w.update(func(tx store.Tx) error {
+			var head statev1.ServiceHead
+			if _, err := store.Load(tx, "svc/web/head", &head); err != nil {
+				return err
+			}
+			head.EncodedBytes = bytes
+			return store.Save(tx, "svc/web/head", &head)
+		})
+	}
+	fill(limits.SnapshotBytes)
+	if err := move("r1", 0); !refusal.Is(err, refusal.Exhausted) {
+		t.Errorf("a rollout begins in a full service: %v", err)
+	}
+	fill(1000)
+	must(t, move("r1", 0))
+	fill(limits.SnapshotBytes)
+	must(t, move("r1", 10)) // longer: 0 takes no bytes
+	must(t, move("r1", 0))
+	w.update(func(tx store.Tx) error {
+		return w.plane.Quarantine(tx, "web", strings.Repeat("v", limits.NameLen), "r1", "worse")
+	})
+	if q := w.build(nil).Config.QuarantinedVariants; len(q) != 1 {
+		t.Errorf("%v are quarantined", q)
+	}
+	if err := w.setFlag(&donav1.FlagRule{Service: "web", Flag: "f"}); !refusal.Is(err, refusal.Exhausted) {
+		t.Errorf("a flag in a full service: %v", err)
+	}
+}
+
 // TestEncodedBytes compares the count that the limit is judged by with the truth.
 func TestEncodedBytes(t *testing.T) {
 	w := newWorld(t)
@@ -815,7 +855,7 @@ func TestReports(t *testing.T) {
 		"no time":         call(func(c *donav1.CallOutcome) { c.UnixMs = 0 }),
 		"negative time":   call(func(c *donav1.CallOutcome) { c.UnixMs = math.MinInt64 }),
 		"a long code":     call(func(c *donav1.CallOutcome) { c.Code = strings.Repeat("x", limits.CodeLen+1) }),
-		"a huge latency":  call(func(c *donav1.CallOutcome) { c.LatencyUs = 1 << 53 }),
+		"a huge latency":  call(func(c *donav1.CallOutcome) { c.LatencyUs = 1<<53 + 1 }),
 		"a huge count":    call(func(c *donav1.CallOutcome) { c.Count = math.MaxUint32 }),
 	}
 	for name, c := range bad {
@@ -903,6 +943,16 @@ func TestPastServices(t *testing.T) {
 	advance(25 * time.Hour)
 	if got := list(); !slices.Equal(got, []string{"kept"}) {
 		t.Errorf("a day later the services are %v", got)
+	}
+	// A head that does not parse is listed, and keeps no other.
+	w.update(func(tx store.Tx) error {
+		if err := tx.IndexPut("services", "damaged", 0); err != nil {
+			return err
+		}
+		return tx.Put("svc/damaged/head", []byte{0xff})
+	})
+	if got := list(); !slices.Equal(got, []string{"damaged", "kept"}) {
+		t.Errorf("with a damaged head the services are %v", got)
 	}
 	if n, err := w.plane.Collect(context.Background()); err != nil || n != 1 {
 		t.Errorf("collected %d, %v", n, err)

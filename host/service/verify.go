@@ -20,6 +20,7 @@ func (p *Plane) Verify(tx store.ReadTx, service string) (records int, problems [
 		func() proto.Message { return new(statev1.EndpointState) })
 	flags := v.all(flagIndex(service), func(flag string) string { return flagKey(service, flag) },
 		func() proto.Message { return new(statev1.FlagState) })
+	v.all(ingressIndex(service), ingressKey, func() proto.Message { return new(statev1.IngressState) })
 	var weights statev1.Weights
 	v.read(weightsKey(service), &weights)
 	for key, m := range map[string]proto.Message{

@@ -21,7 +21,8 @@ func (p *Plane) Weights(tx store.ReadTx, service string) (*statev1.Weights, uint
 
 // PutWeights replaces the split. The weights sum to 100 or are empty; a canary
 // comes first. It skips the coalescing window: a rollback must not wait, and a
-// step changes nobody's sticky bucket twice.
+// step changes nobody's sticky bucket twice. The first split of a rollout may be
+// refused for the snapshot's size; once it runs, none of its moves is.
 func (p *Plane) PutWeights(tx store.Tx, service string, weights []*donav1.VariantWeight, rolloutID string) error {
 	old, version, err := p.Weights(tx, service)
 	if err != nil {
@@ -34,7 +35,10 @@ func (p *Plane) PutWeights(tx store.Tx, service string, weights []*donav1.Varian
 	if err := store.Save(tx, weightsKey(service), next); err != nil {
 		return err
 	}
-	return p.touch(tx, service, change{urgent: true, configured: true, bytes: weightBytes(weights) - weightBytes(old.Weights)})
+	return p.touch(tx, service, change{
+		urgent: true, configured: true, must: version != 0 && old.RolloutId == rolloutID,
+		bytes: weightBytes(weights) - weightBytes(old.Weights),
+	})
 }
 
 func weightBytes(weights []*donav1.VariantWeight) (n int) {
@@ -52,7 +56,8 @@ func (p *Plane) Quarantined(tx store.ReadTx, service string) (*statev1.Quarantin
 }
 
 // Quarantine keeps every weight, flag and bucket from picking the variant until
-// LiftQuarantine. Doing it twice changes nothing.
+// LiftQuarantine. Doing it twice changes nothing. It is never refused for the
+// snapshot's size: a full service is rolled back like any other.
 func (p *Plane) Quarantine(tx store.Tx, service, variant, rolloutID, reason string) error {
 	q, err := p.Quarantined(tx, service)
 	if err != nil {
@@ -68,7 +73,7 @@ func (p *Plane) Quarantine(tx store.Tx, service, variant, rolloutID, reason stri
 	if err := store.Save(tx, quarantineKey(service), q); err != nil {
 		return err
 	}
-	return p.touch(tx, service, change{urgent: true, configured: true, bytes: quarantineBytes(variant)})
+	return p.touch(tx, service, change{urgent: true, configured: true, must: true, bytes: quarantineBytes(variant)})
 }
 
 // LiftQuarantine lets the variant be picked again and reports whether it was

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"crypto/sha256"
+	"errors"
 	"fmt"
 	"math"
 	"time"
@@ -100,7 +101,8 @@ func SweepFences(ctx context.Context, st store.Store) (removed int, err error) {
 			idle = len(entries)
 			for _, e := range entries {
 				var f statev1.Fence
-				if _, err := store.Load(tx, fenceKey(e.Member), &f); err != nil {
+				// The index says that it is idle: one that does not parse goes, too.
+				if _, err := store.Load(tx, fenceKey(e.Member), &f); err != nil && !errors.Is(err, store.ErrDamaged) {
 					return err
 				}
 				if f.GetLastUsedMs() > limit {

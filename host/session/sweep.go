@@ -2,6 +2,7 @@ package session
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -178,7 +179,8 @@ func (r *Registry) Run(ctx context.Context) error {
 }
 
 // Sweep looks once at all overdue leases and ends those whose time has come. Run
-// calls it; tests may.
+// calls it; tests may. A damaged record keeps the leases of its scope, and of no
+// other; the error says which.
 func (r *Registry) Sweep(ctx context.Context) error {
 	var due map[string][]string // scope -> ids to judge
 	var over []string           // scopes whose freeze is over
@@ -200,22 +202,23 @@ func (r *Registry) Sweep(ctx context.Context) error {
 	if err := r.sign(ctx, now); err != nil {
 		return err
 	}
+	var damage error
 	if len(due) > 0 || r.paused(now) {
-		if held, err = r.end(ctx, due, held); err != nil {
+		if held, damage, err = r.end(ctx, due, held); err != nil {
 			return err
 		}
 	}
 	r.see(now)
 	r.metrics.held.Set(float64(held))
 	if frozen {
-		return nil // what sat out a freeze is still there: its record is needed
+		return damage // what sat out a freeze is still there: its record is needed
 	}
 	for _, scope := range over {
 		if err := r.thaw(ctx, scope); err != nil {
 			return err
 		}
 	}
-	return nil
+	return damage
 }
 
 // due lists the overdue leases by scope, leaving out the scopes where a freeze
@@ -273,8 +276,9 @@ func (r *Registry) thawed(tx store.ReadTx, now int64) ([]string, error) {
 	return over, nil
 }
 
-// end judges the scopes in due, in order of their names.
-func (r *Registry) end(ctx context.Context, due map[string][]string, held int) (int, error) {
+// end judges the scopes in due, in order of their names. Damage in one keeps no
+// other from being judged.
+func (r *Registry) end(ctx context.Context, due map[string][]string, held int) (all int, damage, err error) {
 	if len(due) == 0 { // only a pause to write down
 		due = map[string][]string{WholePlane: nil}
 	}
@@ -286,8 +290,11 @@ func (r *Registry) end(ctx context.Context, due map[string][]string, held int) (
 	for _, scope := range names {
 		for {
 			left, more, err := r.sweepScope(ctx, scope, due[scope])
-			if err != nil {
-				return held, fmt.Errorf("%s: %w", scope, err)
+			switch {
+			case errors.Is(err, store.ErrDamaged):
+				damage = errors.Join(damage, fmt.Errorf("%s: %w", scope, err))
+			case err != nil:
+				return held, damage, fmt.Errorf("%s: %w", scope, err)
 			}
 			if !more {
 				held += left
@@ -295,7 +302,7 @@ func (r *Registry) end(ctx context.Context, due map[string][]string, held int) (
 			}
 		}
 	}
-	return held, nil
+	return held, damage, nil
 }
 
 // sweepScope judges the leases of one scope in one transaction; more is true when

@@ -1,20 +1,30 @@
 package store
 
 import (
+	"errors"
 	"fmt"
 
 	"google.golang.org/protobuf/proto"
 )
 
+// ErrDamaged is what the error of a [Load] wraps whose record does not parse. It
+// says nothing about other records: who looks at many goes on to the next.
+var ErrDamaged = errors.New("store: record damaged")
+
+// damaged is an ErrDamaged whose text says where already.
+type damaged struct{ error }
+
+func (damaged) Is(target error) bool { return target == ErrDamaged }
+
 // Load reads the record at key into msg and returns its version; 0, and msg
-// untouched, when there is none.
+// untouched, when there is none. One that does not parse is an [ErrDamaged].
 func Load(tx ReadTx, key string, msg proto.Message) (version uint64, err error) {
 	rec, err := tx.Get(key)
 	if err != nil || !rec.Exists() {
 		return 0, err
 	}
 	if err := proto.Unmarshal(rec.Value, msg); err != nil {
-		return 0, fmt.Errorf("store: record %s does not parse as %s: %w", key, msg.ProtoReflect().Descriptor().FullName(), err)
+		return 0, damaged{fmt.Errorf("store: record %s does not parse as %s: %w", key, msg.ProtoReflect().Descriptor().FullName(), err)}
 	}
 	return rec.Version, nil
 }

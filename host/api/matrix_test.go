@@ -1,0 +1,54 @@
+package api_test
+
+import (
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+
+	donav1 "github.com/dodona-project/dodona/proto/dona/v1"
+)
+
+// TestMatrix holds docs/rpc-matrix.md to what is there: every call has a row, and
+// every test that it names exists where it says.
+func TestMatrix(t *testing.T) {
+	page, err := os.ReadFile("../../docs/rpc-matrix.md")
+	fatal(t, err)
+	desc := donav1.ControlPlane_ServiceDesc
+	var calls []string
+	for _, m := range desc.Methods {
+		calls = append(calls, m.MethodName)
+	}
+	for _, s := range desc.Streams {
+		calls = append(calls, s.StreamName)
+	}
+	for _, call := range calls {
+		if !strings.Contains(string(page), "\n| "+call+" |") {
+			t.Errorf("%s has no row", call)
+		}
+	}
+	sources := map[string]string{}
+	named := regexp.MustCompile("(?:`(host/[a-z]+)` )?`((?:Test|Fuzz)[A-Za-z]+)`").FindAllStringSubmatch(string(page), -1)
+	if len(named) < len(calls) {
+		t.Errorf("the page names %d tests only", len(named))
+	}
+	for _, n := range named {
+		dir, test := n[1], n[2]
+		if dir == "" {
+			dir = "host/api"
+		}
+		if sources[dir] == "" {
+			files, err := filepath.Glob("../../" + dir + "/*_test.go")
+			fatal(t, err)
+			for _, f := range files {
+				text, err := os.ReadFile(f)
+				fatal(t, err)
+				sources[dir] += string(text)
+			}
+		}
+		if !strings.Contains(sources[dir], "\nfunc "+test+"(") {
+			t.Errorf("%s has no %s", dir, test)
+		}
+	}
+}
