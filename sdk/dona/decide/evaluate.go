@@ -29,7 +29,8 @@ type FlagResult struct {
 // bucket.ErrUnit. Safe for concurrent use.
 func (p *Program) EvaluateFlag(key string, req *Request) (FlagResult, error) {
 	res := FlagResult{Index: -1, Endpoint: -1}
-	if err := bucket.CheckUnit(req.Unit); err != nil {
+	unit, err := bucket.Parse(req.Unit)
+	if err != nil {
 		return res, err
 	}
 	i, found := slices.BinarySearchFunc(p.flags, key, func(f flag, key string) int { return strings.Compare(f.key, key) })
@@ -48,7 +49,7 @@ func (p *Program) EvaluateFlag(key string, req *Request) (FlagResult, error) {
 	}
 	var facts [maxFacts]fact
 	p.facts(req.Attributes, &facts)
-	row := p.keys.Row(bucket.Prepare(req.Unit))
+	row := p.keys.Row(unit)
 	v := p.view(req.Regions, req.IngressRegions)
 	hit := p.evaluate(f, req, &facts, &row, &res.TypeErrors)
 	switch {

@@ -25,7 +25,8 @@ type Program struct {
 	flags      []flag // sorted by key bytes
 	screen     screen
 	names      []string          // attributes that rules ask for, by slot
-	values     map[string]uint32 // texts that rules compare with
+	values     map[string]uint32 // number of each text that rules compare with, from 1
+	texts      []string          // the same, in order
 	weights    []weight
 	weightsKey string
 	keys       *bucket.Table // weights first, then flags

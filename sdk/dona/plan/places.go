@@ -60,15 +60,16 @@ var known = struct {
 	places map[[sha256.Size]byte]weak.Pointer[places]
 }{places: map[[sha256.Size]byte]weak.Pointer[places]{}}
 
-// placesOf sorts slots by the hash of their ids and returns their places.
-func placesOf(slots []slot) *places {
+// placesOf sorts slots by the hash of their ids, both alike, and returns their places.
+func placesOf(slots []slot, ids []string) *places {
 	type hashed struct {
 		slot
+		id  string
 		key uint64
 	}
 	sorted := make([]hashed, len(slots))
 	for i := range slots {
-		sorted[i] = hashed{slots[i], Key(slots[i].id)}
+		sorted[i] = hashed{slots[i], ids[i], Key(ids[i])}
 	}
 	slices.SortFunc(sorted, func(a, b hashed) int {
 		return cmp.Or(cmp.Compare(a.key, b.key), cmp.Compare(a.id, b.id))
@@ -77,7 +78,7 @@ func placesOf(slots []slot) *places {
 	made := make([]byte, 0, 16*len(slots))
 	for i := range sorted {
 		s := &sorted[i]
-		slots[i] = s.slot
+		slots[i], ids[i] = s.slot, s.id
 		throwers[i] = thrower{seed: ^s.key, weight: float64(s.weight), phase: float64(hash.Mix(s.key)>>11) / (1 << 53)}
 		made = binary.BigEndian.AppendUint64(binary.BigEndian.AppendUint64(made, s.key), s.weight)
 	}

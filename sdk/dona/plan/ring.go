@@ -46,12 +46,12 @@ func Key[T string | []byte](text T) uint64 {
 	return max(hash.Mix(hash.Sum(hash.Offset, text)), 1)
 }
 
-// newRing sorts the slots: what it says of them goes by their new order.
-func newRing(slots []slot, maxLoad uint32) *ring {
+// newRing sorts the slots and their ids: what it says of them goes by their new order.
+func newRing(slots []slot, ids []string, maxLoad uint32) *ring {
 	if maxLoad == 0 {
 		maxLoad = DefaultMaxLoad
 	}
-	r := &ring{places: placesOf(slots), maxLoad: float64(max(maxLoad, MinMaxLoad))}
+	r := &ring{places: placesOf(slots, ids), maxLoad: float64(max(maxLoad, MinMaxLoad))}
 	for i := range slots {
 		r.total100 += 100 * float64(slots[i].weight)
 	}
@@ -107,7 +107,7 @@ func (k *Picker) hashed(key uint64, tried []string) int {
 				continue
 			}
 		}
-		if !contains(tried, s.id) {
+		if !contains(tried, k.ids[i]) {
 			return i
 		}
 	}
