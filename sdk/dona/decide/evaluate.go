@@ -3,8 +3,6 @@ package decide
 import (
 	"errors"
 	"fmt"
-	"slices"
-	"strings"
 
 	donav1 "github.com/dodona-project/dodona/proto/dona/v1"
 	"github.com/dodona-project/dodona/sdk/dona/bucket"
@@ -33,11 +31,11 @@ func (p *Program) EvaluateFlag(key string, req *Request) (FlagResult, error) {
 	if err != nil {
 		return res, err
 	}
-	i, found := slices.BinarySearchFunc(p.flags, key, func(f flag, key string) int { return strings.Compare(f.key, key) })
+	i, found := p.byKey[key]
 	if !found {
 		return res, ErrNoFlag
 	}
-	res.Index = int32(i)
+	res.Index = i
 	f := &p.flags[i]
 	switch f.off {
 	case offDisabled:
