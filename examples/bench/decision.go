@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"math/rand/v2"
 	"net"
 	"runtime"
 	"sync"
@@ -32,7 +33,7 @@ func decisionJob() ([]row, error) {
 		if err != nil {
 			return nil, err
 		}
-		sides := []func() (float64, error){nsPerOp(200_000, ours)}
+		sides := []func() (float64, error){nsPerOp(200_000, ours())}
 		if n <= 1000 {
 			peer, err := leastRequest(n)
 			if err != nil {
@@ -61,7 +62,7 @@ func decisionJob() ([]row, error) {
 }
 
 // parallelDecisions compares two goroutines with one, in decisions a second.
-func parallelDecisions(op func()) ([]row, error) {
+func parallelDecisions(decider func() func()) ([]row, error) {
 	many := func(goroutines int) func() (float64, error) {
 		return func() (float64, error) {
 			const each = 300_000
@@ -69,6 +70,7 @@ func parallelDecisions(op func()) ([]row, error) {
 			begin := time.Now()
 			for range goroutines {
 				wg.Go(func() {
+					op := decider()
 					for range each {
 						op()
 					}
@@ -85,9 +87,9 @@ func parallelDecisions(op func()) ([]row, error) {
 	return []row{{"1,000 endpoints, 2 goroutines", m[0], m[1], "/s", "ours with 1", 1.6, true, nil}}, nil
 }
 
-// decider returns one whole decision of the SDK over a snapshot of n endpoints:
-// as an application makes it, fed by a host over gRPC.
-func decider(n int) (op func(), stop func(), err error) {
+// decider returns how a goroutine gets one whole decision of the SDK over a snapshot
+// of n endpoints: as an application makes it, fed by a host over gRPC.
+func decider(n int) (ops func() func(), stop func(), err error) {
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		return nil, nil, err
@@ -113,15 +115,17 @@ func decider(n int) (op func(), stop func(), err error) {
 		units[i] = fmt.Sprintf("user-%d", i)
 	}
 	attributes := []dona.Attribute{dona.String("country", "FR")}
-	var next atomic.Uint32
 	background := context.Background()
-	return func() {
-		unit := units[next.Add(1)%uint32(len(units))]
-		pick, err := svc.Pick(background, dona.Request{Unit: unit, Attributes: attributes})
-		if err != nil {
-			panic(err)
+	return func() func() {
+		next := rand.IntN(len(units))
+		return func() {
+			next++
+			pick, err := svc.Pick(background, dona.Request{Unit: units[next%len(units)], Attributes: attributes})
+			if err != nil {
+				panic(err)
+			}
+			pick.Done(dona.Outcome{Success: true, Latency: time.Millisecond, Code: "200"})
 		}
-		pick.Done(dona.Outcome{Success: true, Latency: time.Millisecond, Code: "200"})
 	}, stop, nil
 }
 

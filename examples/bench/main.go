@@ -77,6 +77,8 @@ type job struct {
 var jobs = []job{
 	{"decision", "a whole decision: residency, 10 flags, weights, pick, done", decisionJob},
 	{"pick", "one pick and done of each algorithm, endpoints of equal weight, half of them busy", pickJob},
+	{"flag", "one flag of a hundred: a targeting rule and a bucket, the evaluation alone", flagJob},
+	{"outcomes", "how one call went, on its way to a host", outcomesJob},
 	{"snapshot", "a full snapshot of about 78 KB, one change, a burst, to 1,000 watchers in another process", snapshotJob},
 	{"store", "compare-and-set of a record of 256 bytes, durable", storeJob},
 	{"redis", "compare-and-set of a record of 256 bytes on a Redis server", redisJob},

@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"fmt"
+	"math/rand/v2"
 	"time"
 
 	"google.golang.org/grpc/balancer/leastrequest"
@@ -23,6 +24,7 @@ func pickJob() ([]row, error) {
 		keyed[i] = withKey(units[i])
 	}
 	var rows []row
+	const n = 1000
 	for _, c := range []struct {
 		algorithm donav1.Algorithm
 		what      string // what the peer is
@@ -36,12 +38,11 @@ func pickJob() ([]row, error) {
 		{donav1.Algorithm_ALGORITHM_CONSISTENT_HASH, "grpc-go ring_hash by header, loads not bounded", ringhash.Name, `{"minRingSize": 4096, "maxRingSize": 4096, "requestHashHeader": "` + hashHeader + `"}`},
 		{donav1.Algorithm_ALGORITHM_PEAK_EWMA, "grpc-go least_request, which measures nothing", leastrequest.Name, `{"choiceCount": 2}`},
 	} {
-		const n = 1000
 		ours, err := picks(c.algorithm, n, units)
 		if err != nil {
 			return nil, err
 		}
-		sides := []func() (float64, error){nsPerOp(200_000, ours)}
+		sides := []func() (float64, error){nsPerOp(200_000, ours())}
 		if c.peer != "" {
 			pick, err := grpcBalancer(c.peer, c.config, n)
 			if err != nil {
@@ -62,13 +63,43 @@ func pickJob() ([]row, error) {
 			r.peer = m[1]
 		}
 		rows = append(rows, r)
+		two, err := twoPickers(c.algorithm, n, units)
+		if err != nil {
+			return nil, err
+		}
+		rows = append(rows, row{"the same, 2 goroutines, each", two, goalOfPick, "ns", "the goal", 1, false, nil})
 	}
 	return rows, nil
 }
 
-// picks returns one pick, begin, observe and end. A look at the clock for the
-// latency is the caller's own, as in an application.
-func picks(a donav1.Algorithm, n int, units []string) (op func(), err error) {
+// goalOfPick is in nanoseconds, for two goroutines at once.
+const goalOfPick = 60
+
+// twoPickers measures a pick while another goroutine picks among the same endpoints.
+func twoPickers(a donav1.Algorithm, n int, units []string) (float64, error) {
+	op, err := picks(a, n, units)
+	if err != nil {
+		return 0, err
+	}
+	m, err := turns(repeats, func() (float64, error) {
+		done := make(chan float64)
+		for range 2 {
+			go func() {
+				took, _ := nsPerOp(500_000, op())()
+				done <- took
+			}()
+		}
+		return (<-done + <-done) / 2, nil
+	})
+	if err != nil {
+		return 0, err
+	}
+	return m[0], nil
+}
+
+// picks returns how a goroutine gets one pick, begin, observe and end. A look at the
+// clock for the latency is the caller's own, as in an application.
+func picks(a donav1.Algorithm, n int, units []string) (ops func() func(), err error) {
 	p := &donav1.Plan{Algorithm: a}
 	switch a {
 	case donav1.Algorithm_ALGORITHM_CONSISTENT_HASH:
@@ -88,22 +119,24 @@ func picks(a donav1.Algorithm, n int, units []string) (op func(), err error) {
 		return nil, err
 	}
 	hashed, timed := p.Hash != nil, a == donav1.Algorithm_ALGORITHM_PEAK_EWMA
-	next := 0
-	return func() {
-		next++
-		var key uint64
-		if hashed {
-			key = plan.Key(units[next%len(units)])
+	return func() func() {
+		next := rand.IntN(len(units))
+		return func() {
+			next++
+			var key uint64
+			if hashed {
+				key = plan.Key(units[next%len(units)])
+			}
+			i, ok := k.Pick(key, nil)
+			if !ok {
+				panic("nothing to pick")
+			}
+			load := candidates[i].Load
+			load.Begin()
+			if timed {
+				load.Observe(time.Duration(next%16+1)*time.Millisecond, true)
+			}
+			load.End()
 		}
-		i, ok := k.Pick(key, nil)
-		if !ok {
-			panic("nothing to pick")
-		}
-		load := candidates[i].Load
-		load.Begin()
-		if timed {
-			load.Observe(time.Duration(next%16+1)*time.Millisecond, true)
-		}
-		load.End()
 	}, nil
 }

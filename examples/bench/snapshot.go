@@ -39,21 +39,24 @@ const (
 // it does so with single changes, bursts and idle watchers, beside another control
 // plane.
 func snapshotJob() (rows []row, err error) {
-	for _, conns := range []int{watchers, 10} {
-		m, size, err := fullSnapshots(conns)
+	for _, c := range []struct {
+		conns, endpoints int
+		limit            float64
+	}{{watchers, manyEndpoints, 6}, {10, manyEndpoints, 6}, {watchers, 2, 5}, {10, 2, 1.2}} {
+		m, size, err := fullSnapshots(c.conns, c.endpoints)
 		if err != nil {
 			return nil, err
 		}
-		r := row{fmt.Sprintf("%d watchers on %d connections, %.0f KB", watchers, conns, float64(size)/1000), m[0], m[1],
-			"µs CPU a watcher", "one TCP write of the same bytes", 6, false, nil}
+		r := row{fmt.Sprintf("%d watchers on %d connections, a frame of %.1f KB", watchers, c.conns, float64(size)/1000), m[0], m[1],
+			"µs CPU a watcher", "one TCP write of the same bytes", c.limit, false, nil}
 		rows = append(rows, r)
 	}
 	more, err := pushRows()
 	return append(rows, more...), err
 }
 
-func fullSnapshots(conns int) (medians []float64, size int, err error) {
-	d, err := newDeployment(manyEndpoints)
+func fullSnapshots(conns, endpoints int) (medians []float64, size int, err error) {
+	d, err := newDeployment(endpoints)
 	if err != nil {
 		return nil, 0, err
 	}

@@ -68,7 +68,8 @@ func (s *Service) Pick(ctx context.Context, req Request) (pick Pick, err error) 
 		return pick, s.noData()
 	}
 	p := st.program
-	res := p.Decide(&req)
+	var res decide.Result
+	p.DecideInto(&req, &res)
 	if res.TypeErrors != 0 {
 		s.attributeErrors.Add(uint64(res.TypeErrors))
 	}

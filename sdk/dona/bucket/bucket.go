@@ -65,5 +65,20 @@ type Unit struct{ state uint64 }
 // multiplication, as h^0 is h.
 func Prepare(unit string) Unit { return Unit{hash.Sum(hash.Offset, unit) * hash.Prime} }
 
+// Parse is CheckUnit and Prepare in one pass.
+func Parse(unit string) (Unit, error) {
+	if len(unit) > MaxUnit {
+		return Unit{}, ErrUnit
+	}
+	state := uint64(hash.Offset)
+	for i := range len(unit) {
+		if unit[i] == 0 {
+			return Unit{}, ErrUnit
+		}
+		state = (state ^ uint64(unit[i])) * hash.Prime
+	}
+	return Unit{state * hash.Prime}, nil
+}
+
 // Bucket returns the bucket of the prepared unit for flag.
 func (u Unit) Bucket(flag string) uint32 { return uint32(hash.Mix(hash.Sum(u.state, flag)) % Buckets) }

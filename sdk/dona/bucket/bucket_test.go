@@ -107,6 +107,10 @@ func TestCheckUnit(t *testing.T) {
 		if err := bucket.CheckUnit(unit); (err == nil) != ok || err != nil && !errors.Is(err, bucket.ErrUnit) {
 			t.Errorf("CheckUnit(%.10q, %d bytes) = %v", unit, len(unit), err)
 		}
+		u, err := bucket.Parse(unit)
+		if (err == nil) != ok || err != nil && !errors.Is(err, bucket.ErrUnit) || ok && u != bucket.Prepare(unit) {
+			t.Errorf("Parse(%.10q, %d bytes) = %v, %v", unit, len(unit), u, err)
+		}
 	}
 }
 
@@ -139,6 +143,15 @@ func TestTable(t *testing.T) {
 				if got, want := row.Bucket(i), bucket.Bucket(unit, key); got != want {
 					t.Fatalf("unit %q key %q: bucket %d, hashed %d", unit, key, got, want)
 				}
+			}
+			limits := rapid.SliceOfN(rapid.Uint32Range(0, bucket.Buckets), 0, len(keys)).Draw(t, "limits")
+			from := rapid.IntRange(0, len(keys)-len(limits)).Draw(t, "from")
+			want := from
+			for want < from+len(limits) && row.Bucket(want) >= limits[want-from] {
+				want++
+			}
+			if got := row.First(from, limits); got != want {
+				t.Fatalf("unit %q, limits %v from key %d: the first is %d, want %d", unit, limits, from, got, want)
 			}
 			if row.Unit() != u {
 				t.Fatalf("unit %q: the row has another", unit)

@@ -52,5 +52,17 @@ func (r *Row) Bucket(i int) uint32 {
 	return uint32(hash.Mix(r.state*r.powers[i]+r.rests[i]) % Buckets)
 }
 
+// First returns the first key from the one of number from on whose bucket is below its
+// limit, or the number after the last that has a limit. limits[0] is that of key from.
+func (r *Row) First(from int, limits []uint32) int {
+	powers, rests := r.powers[from:][:len(limits)], r.rests[from:][:len(limits)]
+	for i, limit := range limits {
+		if hash.Mix(r.state*powers[i]+rests[i])%Buckets < uint64(limit) {
+			return from + i
+		}
+	}
+	return from + len(limits)
+}
+
 // Unit returns the unit of the row, for keys that are not in the table.
 func (r *Row) Unit() Unit { return Unit{r.state} }

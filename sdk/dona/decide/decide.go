@@ -96,15 +96,22 @@ type Result struct {
 }
 
 // Decide decides one request. Safe for concurrent use.
-func (p *Program) Decide(req *Request) Result { return p.decide(req, nil) }
+func (p *Program) Decide(req *Request) (res Result) {
+	p.decide(req, &res, nil)
+	return res
+}
+
+// DecideInto is Decide for callers that have a place for the result.
+func (p *Program) DecideInto(req *Request, res *Result) { p.decide(req, res, nil) }
 
 // decide is the pipeline. With a trace it also notes what each stage saw; there
 // is no second implementation for explaining.
-func (p *Program) decide(req *Request, trace *Trace) Result {
-	res := Result{Endpoint: -1, Flag: -1}
-	if err := bucket.CheckUnit(req.Unit); err != nil {
+func (p *Program) decide(req *Request, res *Result, trace *Trace) {
+	*res = Result{Endpoint: -1, Flag: -1}
+	unit, err := bucket.Parse(req.Unit)
+	if err != nil {
 		res.Kind, res.Err = KindUnavailable, err
-		return res
+		return
 	}
 	v := p.view(req.Regions, req.IngressRegions)
 	res.View = v
@@ -113,20 +120,20 @@ func (p *Program) decide(req *Request, trace *Trace) Result {
 	}
 	if v.legal == 0 {
 		res.Kind, res.Err = v.nothing.kind, v.nothing.err
-		return res
+		return
 	}
 
-	row := p.keys.Row(bucket.Prepare(req.Unit))
-	variant := p.byFlags(req, &row, v, &res, trace)
+	row := p.keys.Row(unit)
+	variant := p.byFlags(req, &row, v, res, trace)
 	var from *pool
 	if variant >= 0 {
 		from = v.pools[variant]
 	} else {
-		from = p.byWeights(req, &row, v, &res, trace)
+		from = p.byWeights(req, &row, v, res, trace)
 	}
 	if from == nil {
 		res.Kind, res.Err = KindUnavailable, v.noVariant
-		return res
+		return
 	}
 	key := p.hashKey(req)
 	i, ok := from.picker.Pick(key, req.Tried)
@@ -135,13 +142,12 @@ func (p *Program) decide(req *Request, trace *Trace) Result {
 		if trace != nil {
 			trace.picked(p, from, key, -1)
 		}
-		return res
+		return
 	}
 	res.Endpoint = from.members[i]
 	if trace != nil {
 		trace.picked(p, from, key, res.Endpoint)
 	}
-	return res
 }
 
 // byFlags evaluates the flags in order and returns the variant of the first that

@@ -3,8 +3,6 @@ package decide
 import (
 	"errors"
 	"fmt"
-	"slices"
-	"strings"
 
 	donav1 "github.com/dodona-project/dodona/proto/dona/v1"
 	"github.com/dodona-project/dodona/sdk/dona/bucket"
@@ -29,14 +27,15 @@ type FlagResult struct {
 // bucket.ErrUnit. Safe for concurrent use.
 func (p *Program) EvaluateFlag(key string, req *Request) (FlagResult, error) {
 	res := FlagResult{Index: -1, Endpoint: -1}
-	if err := bucket.CheckUnit(req.Unit); err != nil {
+	unit, err := bucket.Parse(req.Unit)
+	if err != nil {
 		return res, err
 	}
-	i, found := slices.BinarySearchFunc(p.flags, key, func(f flag, key string) int { return strings.Compare(f.key, key) })
+	i, found := p.byKey[key]
 	if !found {
 		return res, ErrNoFlag
 	}
-	res.Index = int32(i)
+	res.Index = i
 	f := &p.flags[i]
 	switch f.off {
 	case offDisabled:
@@ -48,7 +47,7 @@ func (p *Program) EvaluateFlag(key string, req *Request) (FlagResult, error) {
 	}
 	var facts [maxFacts]fact
 	p.facts(req.Attributes, &facts)
-	row := p.keys.Row(bucket.Prepare(req.Unit))
+	row := p.keys.Row(unit)
 	v := p.view(req.Regions, req.IngressRegions)
 	hit := p.evaluate(f, req, &facts, &row, &res.TypeErrors)
 	switch {

@@ -61,9 +61,22 @@ func (p *Program) fact(a *Attribute) fact {
 		return fact{}
 	}
 	if a.kind == attributeString {
-		return fact{a.kind, p.values[a.text]}
+		return fact{a.kind, p.value(a.text)}
 	}
 	return fact{kind: a.kind}
+}
+
+// value returns the number of a text, 0 of one that no rule names.
+func (p *Program) value(text string) uint32 {
+	if len(p.values) > scanned {
+		return p.values[text]
+	}
+	for i, t := range p.texts {
+		if t == text {
+			return uint32(i + 1)
+		}
+	}
+	return 0
 }
 
 // facts looks up the attributes of a request that rules ask for.
@@ -239,6 +252,7 @@ func (c *compiler) value(text string) uint32 {
 	if !ok {
 		n = uint32(len(c.p.values) + 1)
 		c.p.values[text] = n
+		c.p.texts = append(c.p.texts, text)
 	}
 	return n
 }

@@ -22,10 +22,12 @@ type Program struct {
 	endpoints  []Endpoint
 	details    []detail
 	variants   []variant
-	flags      []flag // sorted by key bytes
+	flags      []flag           // sorted by key bytes
+	byKey      map[string]int32 // index in flags
 	screen     screen
 	names      []string          // attributes that rules ask for, by slot
-	values     map[string]uint32 // texts that rules compare with
+	values     map[string]uint32 // number of each text that rules compare with, from 1
+	texts      []string          // the same, in order
 	weights    []weight
 	weightsKey string
 	keys       *bucket.Table // weights first, then flags
@@ -175,6 +177,10 @@ func (c *compiler) flags(s *donav1.ConfigSnapshot) error {
 		if i > 0 && c.p.flags[i].key == c.p.flags[i-1].key {
 			return fmt.Errorf("flag %q is there twice", c.p.flags[i].key)
 		}
+	}
+	c.p.byKey = make(map[string]int32, len(c.p.flags))
+	for i := range c.p.flags {
+		c.p.byKey[c.p.flags[i].key] = int32(i)
 	}
 	c.keys()
 	c.screen()

@@ -17,14 +17,16 @@ type screen struct {
 	always uint64   // take everyone: 100 percent
 	values int      // width of a row of hits
 	hits   []uint64 // by slot, then by number of the value (0 = one that no rule names)
-	gates  []gate   // cohorts, in order of the flags
+
+	// Cohorts, in order of the flags. The key of the first has the slot after the
+	// weights', those of the others follow.
+	limits []uint32  // first bucket outside
+	gates  []uint8   // the flag
+	before [65]uint8 // how many are of flags before the flag
 }
 
-type gate struct {
-	slot  int32 // of the key among those prepared
-	flag  int32
-	limit uint32 // first bucket outside
-}
+// firstGate is the slot of the first cohort's key.
+const firstGate = weightsSlot + 1
 
 // maxHits bounds the table of hits; larger sets of rules are gone through.
 const maxHits = 1 << 15
@@ -66,7 +68,14 @@ func (c *compiler) screen() {
 		case f.percent >= 100:
 			s.always |= bit
 		case f.percent > 0:
-			s.gates = append(s.gates, gate{slot: f.slot, flag: int32(i), limit: f.percent * bucket.PerPercent})
+			s.limits = append(s.limits, f.percent*bucket.PerPercent)
+			s.gates = append(s.gates, uint8(i))
+		}
+	}
+	for i, f := 0, 0; f < len(s.before); f++ {
+		s.before[f] = uint8(i)
+		if i < len(s.gates) && int(s.gates[i]) == f {
+			i++
 		}
 	}
 	p.screen = s
@@ -106,24 +115,19 @@ func (w *screening) next(row *bucket.Row, known bool) int {
 	if !known {
 		return first // anonymous requests are in no cohort
 	}
-	gates, r := w.gates, *row
-	for i := w.gate; i < len(gates); i++ {
-		g := &gates[i]
-		if int(g.flag) >= first {
-			if int(g.flag) == first {
-				i++
-			}
-			w.gate = i
-			return first
+	// Only the cohorts of flags before that one are looked at.
+	end := int(w.before[first])
+	g := row.First(firstGate+w.gate, w.limits[w.gate:end]) - firstGate
+	if g == end {
+		w.gate = end
+		if end < len(w.gates) && int(w.gates[end]) == first {
+			w.gate++
 		}
-		if r.Bucket(int(g.slot)) < g.limit {
-			w.gate = i + 1
-			if first < w.flags {
-				w.sure |= 1 << first // its turn comes later
-			}
-			return int(g.flag)
-		}
+		return first
 	}
-	w.gate = len(gates)
-	return first
+	w.gate = g + 1
+	if first < w.flags {
+		w.sure |= 1 << first // its turn comes later
+	}
+	return int(w.gates[g])
 }

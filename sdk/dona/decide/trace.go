@@ -50,7 +50,8 @@ func Explain(s *donav1.ConfigSnapshot, req Request) (*Trace, error) {
 // decision does.
 func (p *Program) Explain(req Request) *Trace {
 	t := &Trace{Service: p.service, Version: p.version}
-	res := p.decide(&req, t)
+	var res Result
+	p.decide(&req, &res, t)
 	t.Result = Explanation{Kind: res.Kind, Reason: res.Reason, Flag: p.Flag(res.Flag)}
 	if res.Err != nil {
 		t.Result.Error = res.Err.Error()

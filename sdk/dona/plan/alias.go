@@ -73,7 +73,7 @@ func (k *Picker) draw(random uint32) int {
 func (k *Picker) drawUntried(tried []string) int {
 	var total uint64
 	for i := range k.slots {
-		if !contains(tried, k.slots[i].id) {
+		if !contains(tried, k.ids[i]) {
 			total += k.slots[i].weight
 		}
 	}
@@ -83,7 +83,7 @@ func (k *Picker) drawUntried(tried []string) int {
 	place := rand.Uint64N(total)
 	for i := range k.slots {
 		switch s := &k.slots[i]; {
-		case contains(tried, s.id):
+		case contains(tried, k.ids[i]):
 		case place < s.weight:
 			return i
 		default:

@@ -32,7 +32,7 @@ func (k *Picker) leastLoaded(tried []string) int {
 	best, compared := -1, 0
 	for i := 0; compared < k.choices && i < k.choices+attempts; i++ {
 		s := k.draw(rand.Uint32())
-		if contains(tried, k.slots[s].id) {
+		if contains(tried, k.ids[s]) {
 			continue
 		}
 		compared++
@@ -48,7 +48,7 @@ func (k *Picker) leastLoaded(tried []string) int {
 func (k *Picker) least(tried []string) int {
 	best := -1
 	for i := range k.slots {
-		if !contains(tried, k.slots[i].id) && (best < 0 || k.less(i, best)) {
+		if !contains(tried, k.ids[i]) && (best < 0 || k.less(i, best)) {
 			best = i
 		}
 	}

@@ -122,7 +122,8 @@ const (
 
 // Picker picks among a fixed set of candidates. Safe for concurrent use.
 type Picker struct {
-	slots     []slot // candidates with a share, in the order given
+	slots     []slot // candidates with a share; of a consistent hash by their ids, else in the order given
+	ids       []string
 	algorithm donav1.Algorithm
 	choices   int
 	alias     []aliasEntry // weighted draws
@@ -140,7 +141,6 @@ type slot struct {
 	weight uint64  // its share, relative to the other slots
 	index  int32   // position in the candidates given to New
 	scale  float32 // peak EWMA: the mean share in terms of its own
-	id     string
 }
 
 // New returns a picker for a plan; nil is round robin by the candidates' own
@@ -155,7 +155,8 @@ func New(p *donav1.Plan, candidates []Candidate, start uint64) (*Picker, error) 
 	if p.GetAlgorithm() == tiered {
 		return newTiers(p.GetGroupTiers(), candidates, shares, start), nil
 	}
-	k := &Picker{algorithm: p.GetAlgorithm(), slots: newSlots(candidates, shares)}
+	k := newPicker(candidates, shares)
+	k.algorithm = p.GetAlgorithm()
 	switch k.algorithm {
 	case random:
 		k.alias = newAlias(k.slots)
@@ -167,20 +168,22 @@ func New(p *donav1.Plan, candidates []Candidate, start uint64) (*Picker, error) 
 		k.alias = newAlias(k.slots)
 		setScales(k.slots)
 	case consistentHash:
-		k.ring = newRing(k.slots, p.GetMaxLoadPercent())
+		k.ring = newRing(k.slots, k.ids, p.GetMaxLoadPercent())
 	default:
 		k.turn(start)
 	}
 	return k, nil
 }
 
-func newSlots(candidates []Candidate, shares []uint64) (slots []slot) {
+func newPicker(candidates []Candidate, shares []uint64) *Picker {
+	k := &Picker{}
 	for i, c := range candidates {
 		if shares[i] > 0 {
-			slots = append(slots, slot{load: c.Load, weight: shares[i], index: int32(i), id: c.ID})
+			k.slots = append(k.slots, slot{load: c.Load, weight: shares[i], index: int32(i)})
+			k.ids = append(k.ids, c.ID)
 		}
 	}
-	return slots
+	return k
 }
 
 // turn makes k a round robin.
@@ -247,19 +250,19 @@ func (k *Picker) pickUntried(tried []string) int {
 		return k.least(tried)
 	case random:
 		for range attempts {
-			if s := k.draw(rand.Uint32()); !contains(tried, k.slots[s].id) {
+			if s := k.draw(rand.Uint32()); !contains(tried, k.ids[s]) {
 				return s
 			}
 		}
 		return k.drawUntried(tried)
 	default:
 		for range attempts {
-			if s := k.wheel.at(k.next.Add(1) - 1); !contains(tried, k.slots[s].id) {
+			if s := k.wheel.at(k.next.Add(1) - 1); !contains(tried, k.ids[s]) {
 				return s
 			}
 		}
 		for s := range k.slots {
-			if !contains(tried, k.slots[s].id) {
+			if !contains(tried, k.ids[s]) {
 				return s
 			}
 		}

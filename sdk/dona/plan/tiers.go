@@ -24,8 +24,10 @@ func newTiers(tierOf map[string]uint32, candidates []Candidate, shares []uint64,
 			inside[i] = shares[i]
 		}
 		reduce(inside)
-		top = &Picker{slots: newSlots(candidates, inside), spill: top}
-		top.turn(start)
+		k := newPicker(candidates, inside)
+		k.spill = top
+		k.turn(start)
+		top = k
 	}
 	if top == nil {
 		top = &Picker{}

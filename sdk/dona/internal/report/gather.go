@@ -1,7 +1,6 @@
 package report
 
 import (
-	"crypto/sha256"
 	"math/bits"
 	"strings"
 	"time"
@@ -22,10 +21,10 @@ const (
 
 // gather is a batch in the making: equal things are folded into one.
 type gather struct {
-	calls     map[callKey]uint32
+	calls     map[callKey]*uint32
 	exposures map[exposureKey]*exposed
 	exposed   int // exposures: one per flag
-	audits    map[auditKey]uint32
+	audits    map[auditKey]*uint32
 }
 
 type callKey struct {
@@ -41,7 +40,7 @@ type callKey struct {
 // decision that passed ten flags is looked up once.
 type exposureKey struct {
 	program *decide.Program
-	unit    [sha256.Size]byte
+	unit    unit
 }
 
 // exposed is what a unit was exposed to.
@@ -69,7 +68,7 @@ type auditKey struct {
 }
 
 func newGather() *gather {
-	return &gather{calls: map[callKey]uint32{}, exposures: map[exposureKey]*exposed{}, audits: map[auditKey]uint32{}}
+	return &gather{calls: map[callKey]*uint32{}, exposures: map[exposureKey]*exposed{}, audits: map[auditKey]*uint32{}}
 }
 
 func (g *gather) items() int { return len(g.calls) + g.exposed + len(g.audits) }
@@ -102,13 +101,18 @@ func (g *gather) expose(e *event, now time.Time) (lost uint64) {
 	if e.missed == 0 && e.flag < 0 {
 		return 0
 	}
-	k := exposureKey{e.program, e.digest()}
+	k := exposureKey{e.program, e.who()}
 	x := g.exposures[k]
 	if x == nil {
-		x = &exposed{}
-		if g.exposed < maxExposures {
-			g.exposures[k] = x
+		if g.exposed >= maxExposures {
+			lost = uint64(bits.OnesCount64(e.missed))
+			if e.flag >= 0 {
+				lost++
+			}
+			return lost
 		}
+		x = &exposed{}
+		g.exposures[k] = x
 	}
 	at := now.UnixMilli()
 	fresh := e.missed &^ x.missed
@@ -138,12 +142,16 @@ func (g *gather) expose(e *event, now time.Time) (lost uint64) {
 	return lost
 }
 
-func count[K comparable](m map[K]uint32, k K, most int) (lost uint64) {
-	n, there := m[k]
-	if !there && len(m) >= most || n == 1<<31 {
+func count[K comparable](m map[K]*uint32, k K, most int) (lost uint64) {
+	n := m[k]
+	switch {
+	case n == nil && len(m) >= most, n != nil && *n == 1<<31:
 		return 1
+	case n == nil:
+		n = new(uint32)
+		m[k] = n
 	}
-	m[k] = n + 1
+	*n++
 	return 0
 }
 
@@ -185,14 +193,15 @@ func (g *gather) fill(b *donav1.StatsBatch, caller string) {
 		e := k.program.Endpoint(k.endpoint)
 		b.Calls = append(b.Calls, &donav1.CallOutcome{
 			Service: k.program.Service(), Variant: e.Variant, EndpointId: e.ID, Success: k.success, LatencyUs: k.latency,
-			UnixMs: k.second * 1000, Code: k.code, CallerService: caller, ConfigVersion: k.program.Version(), Count: n,
+			UnixMs: k.second * 1000, Code: k.code, CallerService: caller, ConfigVersion: k.program.Version(), Count: *n,
 		})
 	}
 	for k, x := range g.exposures {
+		digest := k.unit.digest()
 		note := func(flag int32, n *exposure, reason donav1.Reason) {
 			b.Exposures = append(b.Exposures, &donav1.Exposure{
 				Flag: k.program.Flag(flag), Service: k.program.Service(), Variant: n.variant, Reason: reason,
-				UnitDigest: k.unit[:], UnixMs: n.at, ConfigVersion: k.program.Version(),
+				UnitDigest: digest[:], UnixMs: n.at, ConfigVersion: k.program.Version(),
 			})
 		}
 		for i := range x.notes {
@@ -208,7 +217,7 @@ func (g *gather) fill(b *donav1.StatsBatch, caller string) {
 	for k, n := range g.audits {
 		a := &donav1.AuditEvent{
 			Service: k.program.Service(), UnixMs: k.second * 1000, Decision: donav1.AuditEvent_DECISION_ALLOW,
-			AllowedRegions: k.view.Allowed(), RuleId: k.program.RuleID(), RequestId: k.id, ConfigVersion: k.program.Version(), Count: n,
+			AllowedRegions: k.view.Allowed(), RuleId: k.program.RuleID(), RequestId: k.id, ConfigVersion: k.program.Version(), Count: *n,
 		}
 		if k.denied {
 			a.Decision = donav1.AuditEvent_DECISION_DENY

@@ -121,7 +121,7 @@ func (r *Reporter) Stats() Stats {
 
 // Decision notes a decision that had a unit or a constraint.
 func (r *Reporter) Decision(p *decide.Program, res *decide.Result, unit, id string) {
-	e, at := r.ring().claim()
+	e, at := r.claim()
 	if e == nil {
 		return
 	}
@@ -142,7 +142,7 @@ var noEndpoints = &decide.View{}
 
 // Evaluation notes that a unit was exposed to one flag.
 func (r *Reporter) Evaluation(p *decide.Program, res *decide.FlagResult, unit string) {
-	e, at := r.ring().claim()
+	e, at := r.claim()
 	if e == nil {
 		return
 	}
@@ -158,7 +158,7 @@ func (r *Reporter) Evaluation(p *decide.Program, res *decide.FlagResult, unit st
 
 // Outcome notes how a call to an endpoint of p went.
 func (r *Reporter) Outcome(p *decide.Program, endpoint int32, o Outcome) {
-	e, at := r.ring().claim()
+	e, at := r.claim()
 	if e == nil {
 		return
 	}

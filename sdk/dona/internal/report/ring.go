@@ -2,8 +2,8 @@ package report
 
 import (
 	"crypto/sha256"
-	"math/rand/v2"
 	"sync/atomic"
+	"unsafe"
 
 	"github.com/dodona-project/dodona/sdk/dona/decide"
 )
@@ -33,23 +33,39 @@ const maxInlineUnit = 64
 
 // setUnit keeps a unit without keeping the caller's memory: a short one as it is,
 // to be hashed later, a long one hashed at once.
-func (e *event) setUnit(unit string) {
-	if len(unit) <= maxInlineUnit {
-		e.unitLen = int8(copy(e.unit[:], unit))
+func (e *event) setUnit(text string) {
+	if len(text) <= maxInlineUnit {
+		e.unitLen = int8(copy(e.unit[:], text))
 		return
 	}
 	var long [1024]byte // the longest unit
-	sum := sha256.Sum256(long[:copy(long[:], unit)])
+	sum := sha256.Sum256(long[:copy(long[:], text)])
 	e.unitLen = -1
 	copy(e.unit[:], sum[:])
 }
 
-// digest returns the SHA-256 of the unit.
-func (e *event) digest() [sha256.Size]byte {
-	if e.unitLen < 0 {
-		return [sha256.Size]byte(e.unit[:sha256.Size])
+// unit is a unit as an event has it, in a form that can be compared.
+type unit struct {
+	text [maxInlineUnit]byte // zeros after it
+	len  int8
+}
+
+func (e *event) who() (u unit) {
+	u.len = e.unitLen
+	n := int(e.unitLen)
+	if n < 0 {
+		n = sha256.Size
 	}
-	return sha256.Sum256(e.unit[:e.unitLen])
+	copy(u.text[:n], e.unit[:])
+	return u
+}
+
+// digest returns the SHA-256 of the unit.
+func (u *unit) digest() [sha256.Size]byte {
+	if u.len < 0 {
+		return [sha256.Size]byte(u.text[:sha256.Size])
+	}
+	return sha256.Sum256(u.text[:u.len])
 }
 
 // ring is a bounded queue for many writers and one reader, without locks. The slot
@@ -61,7 +77,7 @@ type ring struct {
 	_     [56]byte
 	read  uint64 // the reader's alone
 	_     [56]byte
-	lost  atomic.Uint64 // events that found the ring full
+	lost  atomic.Uint64 // events that found no room
 	_     [56]byte
 	slots []event
 }
@@ -74,8 +90,7 @@ func newRing(size int) *ring {
 	return r
 }
 
-// claim returns a slot to fill and its position, or nil when the ring is full,
-// which is counted.
+// claim returns a slot to fill and its position, or nil when the ring is full.
 func (r *ring) claim() (*event, uint64) {
 	for {
 		at := r.write.Load()
@@ -86,7 +101,6 @@ func (r *ring) claim() (*event, uint64) {
 				return e, at
 			}
 		case turn < at:
-			r.lost.Add(1)
 			return nil, 0
 		}
 	}
@@ -109,8 +123,25 @@ func (r *ring) release(e *event) {
 
 // Writers spread over several rings, so that two rarely meet.
 const (
-	rings    = 4
+	ringBits = 2
+	rings    = 1 << ringBits
 	ringSize = 2048
 )
 
-func (r *Reporter) ring() *ring { return r.rings[rand.Uint32()%rings] }
+// claim returns a slot to fill and its position, or nil when there is no room. A
+// goroutine keeps to one ring, which its stack's address chooses: lines that were last
+// written by another core are what noting costs. When that ring is full it tries
+// another one, so that a single goroutine has more than one ring.
+func (r *Reporter) claim() (*event, uint64) {
+	var here byte
+	i := uint64(uintptr(unsafe.Pointer(&here))>>11) * 0x9e3779b97f4a7c15 >> (64 - ringBits)
+	if e, at := r.rings[i].claim(); e != nil {
+		return e, at
+	}
+	q := r.rings[i^1]
+	e, at := q.claim()
+	if e == nil {
+		q.lost.Add(1)
+	}
+	return e, at
+}
