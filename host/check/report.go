@@ -2,6 +2,7 @@ package check
 
 import (
 	"context"
+	"slices"
 	"time"
 
 	controlplanev1 "github.com/dodona-project/dodona/proto/controlplane/v1"
@@ -41,15 +42,19 @@ const (
 func (b *Broker) Report(ctx context.Context, checker string, reports []Report) ([]Receipt, error) {
 	var receipts []Receipt
 	err := b.o.Store.Update(ctx, store.Soft, func(tx store.Tx) error {
-		receipts = receipts[:0]
-		for _, r := range reports {
+		receipts = make([]Receipt, 0, len(reports))
+		var touched []group
+		if err := each(reports, func(r Report) error {
 			reason, err := b.report(tx, checker, r)
-			if err != nil {
-				return err
-			}
 			receipts = append(receipts, Receipt{Accepted: reason == "", Reason: reason})
+			if g := (group{r.Plane, r.Scope}); reason == "" && !slices.Contains(touched, g) {
+				touched = append(touched, g)
+			}
+			return err
+		}); err != nil {
+			return err
 		}
-		return nil
+		return each(touched, func(g group) error { return settle(tx, g) })
 	})
 	if err != nil {
 		return nil, err
