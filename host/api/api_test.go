@@ -51,6 +51,7 @@ type edge struct {
 	client donav1.ControlPlaneClient
 	admin  donav1.HostAdminClient
 	alarms *[]string
+	checks *check.Broker
 
 	plugins *fakePlugins
 	stop    func() // tells streams to end
@@ -124,10 +125,11 @@ func newEdge(t *testing.T, options ...option) *edge {
 	stopping := make(chan struct{})
 	stop := sync.OnceFunc(func() { close(stopping) })
 	fake := newFakePlugins()
+	checks := check.New(check.Options{Store: st, Planes: map[string]check.Plane{service.CheckPlane: plane}, Rules: check.DefaultRules(30*time.Second, 5*time.Second)})
 	control := &api.ControlPlane{
 		Store: st, Audit: ledger, Plane: plane, Sessions: sessions, Feeds: feeds, Rollouts: rollouts, Delivery: deliveries,
 		Reports: service.NewReports(plane, rollouts, time.Now), Wall: time.Now, Stopping: stopping,
-		Checks: check.New(check.Options{Store: st, Planes: map[string]check.Plane{service.CheckPlane: plane}, Rules: check.DefaultRules(30*time.Second, 5*time.Second)}),
+		Checks: checks,
 		Probe: func(_ context.Context, name string, _ *structpb.Struct) error {
 			if name != "http" {
 				return refusal.Field("probe", "is unknown")
@@ -143,7 +145,7 @@ func newEdge(t *testing.T, options ...option) *edge {
 	}
 	server, err := api.New(api.Options{
 		Dev: true, Health: health.NewServer(), Logger: hclog.NewNullLogger(),
-		ControlPlane: control,
+		ControlPlane: control, Checkers: &api.CheckerControlPlane{Tasks: checks, Stopping: stopping},
 		HostAdmin: &api.HostAdmin{HostID: "h1", Version: "test", Store: st, Actions: actions, Audit: ledger, Sessions: sessions,
 			Plugins: fake, Alarms: func() []string { return nil }, Stopping: stopping,
 			Operate: api.StoreOperations{
@@ -174,7 +176,7 @@ func newEdge(t *testing.T, options ...option) *edge {
 		loops.Wait()
 	})
 	t.Cleanup(leave)
-	return &edge{t, st, server, conn, donav1.NewControlPlaneClient(conn), donav1.NewHostAdminClient(conn), &alarms, fake, stop, leave}
+	return &edge{t, st, server, conn, donav1.NewControlPlaneClient(conn), donav1.NewHostAdminClient(conn), &alarms, checks, fake, stop, leave}
 }
 
 func fatal(t *testing.T, err error) {
@@ -410,6 +412,7 @@ func badRows() (rows []row) {
 		unary("GetAttestation", client.GetAttestation, &donav1.AttestationRequest{}, codes.Unimplemented, ""),
 	)
 	rows = append(rows, deliveryRows()...)
+	rows = append(rows, checkerRows()...)
 	// Operators that no client evaluates yet.
 	for n := range donav1.TargetingRule_Operator_name {
 		switch op := donav1.TargetingRule_Operator(n); op {

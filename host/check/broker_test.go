@@ -212,6 +212,7 @@ func (d *desk) claim(c check.Claim) []check.Task {
 
 func report(task check.Task, r check.Report) check.Report {
 	r.Plane, r.Scope, r.ID, r.Token = task.Plane, task.Scope, task.ID, task.Token
+	r.Subject.Level = controlplanev1.CheckLevel_CHECK_LEVEL_BASIC
 	return r
 }
 

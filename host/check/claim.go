@@ -8,9 +8,12 @@ import (
 	"slices"
 	"time"
 
+	controlplanev1 "github.com/dodona-project/dodona/proto/controlplane/v1"
 	statev1 "github.com/dodona-project/dodona/proto/state/v1"
 	"google.golang.org/protobuf/types/known/structpb"
 
+	"github.com/dodona-project/dodona/host/internal/crash"
+	"github.com/dodona-project/dodona/host/refusal"
 	"github.com/dodona-project/dodona/host/store"
 )
 
@@ -24,7 +27,17 @@ type Task struct {
 	Generation       uint64 // of claims
 	Timeout          time.Duration
 	Attempts         int
+	Deadline         time.Time     // by the store's clock, for all attempts
 	Overdue          time.Duration // since it was due
+}
+
+// Name is the task's name for a checker outside.
+func (t Task) Name() string { return place{t.Plane, t.Scope, t.ID}.member() }
+
+// ParseName is the target of the task of a name.
+func ParseName(name string) (plane, scope, id string, ok bool) {
+	p, ok := parsePlace(name)
+	return p.plane, p.scope, p.id, ok
 }
 
 // Claim is what a checker asks tasks with.
@@ -34,6 +47,12 @@ type Claim struct {
 	Most    int            // tasks
 	Scope   int            // tasks of one scope at once
 	Held    map[string]int // tasks that it holds already, by plane/scope
+
+	// Instance is of a checker outside the hosts. What it can run, and how much, it
+	// registered; what it holds the store knows. Most and Levels may ask for less, 0 and
+	// none do not.
+	Instance string
+	Levels   []controlplanev1.CheckLevel
 }
 
 const (
@@ -51,7 +70,8 @@ func (r Rules) lease() time.Duration { return r.Deadline() + leaseWay }
 func (r Rules) presence() time.Duration { return max(r.Interval, longSleep*4) + r.lease() }
 
 // Claim leases due tasks to a checker and counts it as there. next is when to ask
-// again.
+// again. Refusals, outside the hosts only: Precondition (not registered),
+// Unavailable (nothing is to be checked at all).
 func (b *Broker) Claim(ctx context.Context, c Claim) (tasks []Task, next time.Duration, err error) {
 	err = b.o.Store.Update(ctx, store.Soft, func(tx store.Tx) (err error) {
 		tasks, next, err = b.claim(tx, c)
@@ -60,6 +80,9 @@ func (b *Broker) Claim(ctx context.Context, c Claim) (tasks []Task, next time.Du
 	if err != nil {
 		return nil, longSleep, err
 	}
+	if len(tasks) > 0 {
+		crash.Point("check.after-claim") // leased, and nobody checks
+	}
 	return tasks, next, nil
 }
 
@@ -67,6 +90,7 @@ func (b *Broker) Claim(ctx context.Context, c Claim) (tasks []Task, next time.Du
 type claiming struct {
 	*Broker
 	Claim
+	own   *statev1.Checker
 	tx    store.Tx
 	now   int64
 	live  map[string]*statev1.Checker // without the one that claims
@@ -78,13 +102,16 @@ type claiming struct {
 type offer struct {
 	group
 	Scope
-	others bool // another checker can run the probe
-	free   int  // tasks that the checker may still take
+	free int // tasks that the checker may still take
+
+	second bool // there is another one to ask for a second opinion
+	spare  bool // there is another one to take what this one did not come to
+	yields bool // checkers outside do these checks, and this one is a host's
 }
 
 func (b *Broker) claim(tx store.Tx, c Claim) (tasks []Task, next time.Duration, err error) {
 	now := tx.Now().UnixMilli()
-	live, err := b.present(tx, c, now)
+	own, live, err := b.present(tx, &c, now)
 	if err != nil {
 		return nil, 0, err
 	}
@@ -92,7 +119,12 @@ func (b *Broker) claim(tx store.Tx, c Claim) (tasks []Task, next time.Duration, 
 	if err != nil {
 		return nil, 0, err
 	}
-	run := claiming{Broker: b, Claim: c, tx: tx, now: now, live: live}
+	if own.Outside && len(due) == 0 {
+		if err := nothing(tx); err != nil {
+			return nil, 0, err
+		}
+	}
+	run := claiming{Broker: b, Claim: c, own: own, tx: tx, now: now, live: live}
 	for scopes := range slices.Chunk(due, claimTogether) {
 		if len(run.tasks) == c.Most {
 			break
@@ -177,11 +209,29 @@ func (c *claiming) offer(member string) (*offer, error) {
 	if o.Scope, err = plane.Scope(c.tx, g.scope); err != nil {
 		return nil, err
 	}
-	if o.Probe == "" || len(c.Probes) > 0 && !slices.Contains(c.Probes, o.Probe) {
+	if o.Probe == "" || !checkedInside(c.own, o.Probe) && !checkedOutside(c.own, o.Probe) {
 		return nil, nil
 	}
-	o.others = able(c.live, o.Probe, c.Checker) > 0
+	outside, inside := able(c.live, o.Probe)
+	o.spare = outside+inside > 0
+	o.second = outside > 0 || !c.own.Outside && inside > 0
+	o.yields = outside > 0 && !c.own.Outside
 	return o, nil
+}
+
+// may reports whether the checker may have a task that is due.
+func (c *claiming) may(o *offer, t *statev1.Check) bool {
+	interval := milliseconds(c.o.Rules.Interval)
+	late := t.Token != "" // somebody's lease ran out
+	switch by := t.GetHealth().GetBy(); {
+	case o.second && len(by) == 1 && by[0] == c.Checker && c.now < t.DueMs+interval:
+		return false // a second opinion is asked of somebody else, for a while
+	case late && o.spare && t.Holder == c.Checker && c.now < t.LeaseMs+interval:
+		return false // and so is what it did not come to
+	case o.yields && !late && c.now < t.DueMs+milliseconds(c.o.Rules.round()):
+		return false
+	}
+	return true
 }
 
 // lease gives a task to the checker; nil when it may not have it, and stays when the
@@ -197,27 +247,32 @@ func (c *claiming) lease(o *offer, id string) (task *Task, stays bool, err error
 	case lookedAt(t) > uint64(c.now):
 		return nil, false, schedule(c.tx, p, t)
 	}
-	// A second opinion is asked of somebody else, for a while.
-	if by := t.GetHealth().GetBy(); o.others && len(by) == 1 && by[0] == c.Checker && c.now < t.DueMs+c.o.Rules.Interval.Milliseconds() {
+	if !c.may(o, t) {
 		return nil, true, nil
 	}
 	if t.Token != "" {
 		c.metrics.expired.Inc()
+	}
+	if err := letGo(c.tx, p, t); err != nil {
+		return nil, false, err
 	}
 	overdue := c.now - t.DueMs
 	if t.Token, err = newToken(); err != nil {
 		return nil, false, err
 	}
 	t.Generation++
-	t.Holder, t.IssuedMs, t.LeaseMs = c.Checker, c.now, c.now+milliseconds(c.o.Rules.lease())
+	t.Holder, t.IssuedMs, t.LeaseMs, t.Windowed = c.Checker, c.now, c.now+milliseconds(c.o.Rules.lease()), c.own.Outside
 	if err := saveCheck(c.tx, p, t); err != nil {
+		return nil, false, err
+	}
+	if err := hold(c.tx, p, t); err != nil {
 		return nil, false, err
 	}
 	o.free--
 	return &Task{
 		Plane: o.plane, Scope: o.scope, ID: id, Address: t.Address, Probe: o.Probe, Config: o.Config,
 		Token: t.Token, Generation: t.Generation, Timeout: c.o.Rules.Timeout, Attempts: c.o.Rules.Attempts,
-		Overdue: time.Duration(overdue) * time.Millisecond,
+		Deadline: time.UnixMilli(c.now).Add(c.o.Rules.Deadline()), Overdue: time.Duration(overdue) * time.Millisecond,
 	}, false, nil
 }
 
@@ -229,27 +284,44 @@ func newToken() (string, error) {
 	return hex.EncodeToString(raw[:]), nil
 }
 
-// present counts a checker as there, and returns those that are, without the one
-// that asks.
-func (b *Broker) present(tx store.Tx, c Claim, now int64) (map[string]*statev1.Checker, error) {
-	var own statev1.Checker
-	if _, err := store.Load(tx, checkerKey(c.Checker), &own); err != nil {
-		return nil, err
+// nothing refuses a checker outside when there is no scope to check.
+func nothing(tx store.ReadTx) error {
+	some, err := tx.Scan(scopeIndex, 0, store.MaxScore, 1)
+	if err == nil && len(some) == 0 {
+		err = refusal.New(refusal.Unavailable, "there is nothing to check: no service has a probe in its policy; ask again later")
+	}
+	return err
+}
+
+// present counts a checker as there, and returns what is known of it and of the
+// others that are there. A claim from outside becomes what it may be.
+func (b *Broker) present(tx store.Tx, c *Claim, now int64) (own *statev1.Checker, live map[string]*statev1.Checker, err error) {
+	own = new(statev1.Checker)
+	if _, err := store.Load(tx, checkerKey(c.Checker), own); err != nil {
+		return nil, nil, err
+	}
+	if c.Instance != "" {
+		if err := b.windowed(tx, c, own, now); err != nil {
+			return nil, nil, err
+		}
 	}
 	until := now + milliseconds(b.o.Rules.presence())
 	// Written when half of it is over, so that a claim is not a write by itself.
-	if !slices.Equal(own.Probes, c.Probes) || own.UntilMs-now < (until-now)/2 {
-		own.UntilMs, own.Probes = until, c.Probes
-		if err := store.Save(tx, checkerKey(c.Checker), &own); err != nil {
-			return nil, err
+	if c.Instance == "" && !slices.Equal(own.Probes, c.Probes) || own.UntilMs-now < (until-now)/2 {
+		own.UntilMs = until
+		if c.Instance == "" {
+			own.Probes = c.Probes
+		}
+		if err := store.Save(tx, checkerKey(c.Checker), own); err != nil {
+			return nil, nil, err
 		}
 		if err := tx.IndexPut(checkerIndex, c.Checker, uint64(until)); err != nil {
-			return nil, err
+			return nil, nil, err
 		}
 	}
-	live, err := liveCheckers(tx, now)
+	live, err = liveCheckers(tx, now)
 	delete(live, c.Checker)
-	return live, err
+	return own, live, err
 }
 
 func liveCheckers(tx store.ReadTx, now int64) (map[string]*statev1.Checker, error) {
@@ -271,12 +343,25 @@ func liveCheckers(tx store.ReadTx, now int64) (map[string]*statev1.Checker, erro
 	return live, nil
 }
 
-// able counts the checkers that can run a probe, without one of them.
-func able(live map[string]*statev1.Checker, probe, without string) (n int) {
-	for id, c := range live {
-		if id != without && (len(c.Probes) == 0 || slices.Contains(c.Probes, probe)) {
-			n++
+// able counts the checkers that can run a probe.
+func able(live map[string]*statev1.Checker, probe string) (outside, inside int) {
+	for _, c := range live {
+		switch {
+		case checkedOutside(c, probe):
+			outside++
+		case checkedInside(c, probe):
+			inside++
 		}
 	}
-	return n
+	return outside, inside
+}
+
+// judges counts the checkers by whose word targets are judged: those outside, or the
+// hosts' where there are none.
+func judges(live map[string]*statev1.Checker, probe string) int {
+	outside, inside := able(live, probe)
+	if outside > 0 {
+		return outside
+	}
+	return inside
 }

@@ -12,6 +12,8 @@ const (
 	scopeIndex   = "check-scope"   // member plane/scope: those with tasks, by the first of their due indexes
 	troubleIndex = "check-trouble" // member plane/scope: those that have to be judged
 	checkerIndex = "checker"       // member id, by end
+
+	maxPlace = 384 // bytes of a place: more than any has, and fewer than a key may have
 )
 
 // place is where a target's record lives. Planes, scopes and ids hold no slash.
@@ -19,6 +21,14 @@ type place struct{ plane, scope, id string }
 
 func (p place) member() string { return p.plane + "/" + p.scope + "/" + p.id }
 func (p place) key() string    { return "check/" + p.member() }
+
+func parsePlace(member string) (place, bool) {
+	parts := strings.Split(member, "/")
+	if len(parts) != 3 || len(member) > maxPlace {
+		return place{}, false
+	}
+	return place{plane: parts[0], scope: parts[1], id: parts[2]}, true
+}
 
 // group is a scope of a plane.
 type group struct{ plane, scope string }
@@ -90,7 +100,10 @@ func each[T any](all []T, do func(T) error) (first error) {
 	return first
 }
 
-func deleteCheck(tx store.Tx, p place) error {
+func deleteCheck(tx store.Tx, p place, c *statev1.Check) error {
+	if err := letGo(tx, p, c); err != nil {
+		return err
+	}
 	if err := tx.Delete(p.key()); err != nil {
 		return err
 	}

@@ -158,7 +158,7 @@ func (b *Broker) reconcile(tx store.Tx, g group, all bool) (uint64, error) {
 		}
 	}
 	for id, old := range have { // nobody asks for these
-		if err := deleteCheck(tx, place{g.plane, g.scope, id}); err != nil {
+		if err := deleteCheck(tx, place{g.plane, g.scope, id}, old); err != nil {
 			return 0, err
 		}
 		if err := plane.SetOut(tx, g.scope, id, old.RegisteredMs, false); err != nil {
@@ -210,6 +210,9 @@ func (b *Broker) reconcileTarget(tx store.Tx, g group, t Target, old *statev1.Ch
 		return schedule(tx, p, old)
 	default:
 		return nil
+	}
+	if err := letGo(tx, p, old); err != nil {
+		return err
 	}
 	return saveCheck(tx, p, next)
 }
@@ -329,7 +332,7 @@ func (b *Broker) scene(tx store.ReadTx, g group) (*scene, error) {
 	if err != nil {
 		return nil, err
 	}
-	s.Checkers = able(live, how.Probe, "")
+	s.Checkers = judges(live, how.Probe)
 	for id, c := range live {
 		if c.DoubtedMs != 0 {
 			s.Doubted[id] = c.DoubtedMs

@@ -394,7 +394,8 @@ func (x *CheckSeen) GetChecker() string {
 }
 
 // check/<plane>/<scope>: the guard over a scope's targets. Index check-scope, score
-// of the first in check-due/<plane>/<scope>: the scopes that have tasks. Index check-trouble: those where something fails. Soft.
+// of the first in check-due/<plane>/<scope>: the scopes that have tasks. Index
+// check-trouble: those where something fails. Soft.
 type CheckGroup struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	BrakedMs      int64                  `protobuf:"varint,1,opt,name=braked_ms,json=brakedMs,proto3" json:"braked_ms,omitempty"` // since when more than half fail; 0 = they do not
