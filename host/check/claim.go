@@ -73,12 +73,20 @@ func (r Rules) presence() time.Duration { return max(r.Interval, longSleep*4) + 
 // again. Refusals, outside the hosts only: Precondition (not registered),
 // Unavailable (nothing is to be checked at all).
 func (b *Broker) Claim(ctx context.Context, c Claim) (tasks []Task, next time.Duration, err error) {
+	idle := false
 	err = b.o.Store.Update(ctx, store.Soft, func(tx store.Tx) (err error) {
-		tasks, next, err = b.claim(tx, c)
+		if tasks, next, err = b.claim(tx, c); err != nil || c.Instance == "" || len(tasks) > 0 {
+			idle = false
+			return err
+		}
+		idle, err = nothing(tx)
 		return err
 	})
 	if err != nil {
 		return nil, longSleep, err
+	}
+	if idle { // it counts as there all the same
+		return nil, longSleep, refusal.New(refusal.Unavailable, "there is nothing to check: no service has a probe in its policy; ask again later")
 	}
 	if len(tasks) > 0 {
 		crash.Point("check.after-claim") // leased, and nobody checks
@@ -118,11 +126,6 @@ func (b *Broker) claim(tx store.Tx, c Claim) (tasks []Task, next time.Duration, 
 	due, err := tx.Scan(scopeIndex, 0, uint64(now), 0)
 	if err != nil {
 		return nil, 0, err
-	}
-	if own.Outside && len(due) == 0 {
-		if err := nothing(tx); err != nil {
-			return nil, 0, err
-		}
 	}
 	run := claiming{Broker: b, Claim: c, own: own, tx: tx, now: now, live: live}
 	for scopes := range slices.Chunk(due, claimTogether) {
@@ -284,13 +287,10 @@ func newToken() (string, error) {
 	return hex.EncodeToString(raw[:]), nil
 }
 
-// nothing refuses a checker outside when there is no scope to check.
-func nothing(tx store.ReadTx) error {
+// nothing reports whether there is no scope to check.
+func nothing(tx store.ReadTx) (bool, error) {
 	some, err := tx.Scan(scopeIndex, 0, store.MaxScore, 1)
-	if err == nil && len(some) == 0 {
-		err = refusal.New(refusal.Unavailable, "there is nothing to check: no service has a probe in its policy; ask again later")
-	}
-	return err
+	return len(some) == 0, err
 }
 
 // present counts a checker as there, and returns what is known of it and of the

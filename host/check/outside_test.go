@@ -231,6 +231,13 @@ func TestRegistration(t *testing.T) {
 	if err := ask("out", "1"); !refusal.Is(err, refusal.Unavailable) {
 		t.Errorf("nothing to check: %v", err)
 	}
+	d.fleet.put("web", 1, "first")
+	d.look()
+	d.advance(time.Second)
+	if got := d.claim(check.Claim{Checker: "host-1"}); len(got) != 0 {
+		t.Errorf("beside a checker that asked in vain, the host's took %v", got)
+	}
+	d.fleet.remove("web", "first")
 	d.fleet.put("web", 1, targets(2000)...)
 	d.look()
 	d.advance(time.Second)
@@ -254,7 +261,7 @@ func TestRegistration(t *testing.T) {
 	}
 	for i := 0; ; i++ {
 		err := register(fmt.Sprintf("c%04d", i), "1")
-		if i == limits.Checkers-1 { // out is one
+		if i == limits.Checkers-2 { // out and host-1 are there
 			if !refusal.Is(err, refusal.Exhausted) {
 				t.Errorf("one checker too many: %v", err)
 			}
