@@ -761,11 +761,61 @@ func TestCheckersGo(t *testing.T) {
 	}
 }
 
+// What a check saw says nothing about an endpoint that went, came back as another, or
+// is checked by another probe now.
+func TestEndpointGoesWhileItIsChecked(t *testing.T) {
+	for _, tc := range []struct {
+		name, reason string
+		meanwhile    func(f *fleet)
+	}{
+		{"it goes", "gone", func(f *fleet) { f.remove("web", "a") }},
+		{"it registers anew", "overtaken", func(f *fleet) { f.put("web", 2, "a") }},
+		{"another probe", "overtaken", func(f *fleet) { f.probe("web", "tcp", nil) }},
+		{"another configuration", "overtaken", func(f *fleet) { f.probe("web", "http", map[string]any{"path": "/x"}) }},
+		{"no probe", "gone", func(f *fleet) { f.probe("web", "", nil) }},
+	} {
+		d := newDesk(t)
+		d.fleet.put("web", 1, "a", "b", "c")
+		d.look()
+		d.advance(time.Second)
+		d.rounds(time.Minute, []string{"c1"})
+		d.register("out", 10, "http", "tcp")
+		d.advance(30 * time.Second)
+		var held check.Task
+		for _, task := range d.outside("out") {
+			if task.ID == "a" {
+				held = task
+			}
+		}
+		tc.meanwhile(d.fleet)
+		d.look()
+		receipts, err := d.broker.ReportOutside(context.Background(), "out", []check.Report{report(held, check.Report{Result: bad, ErrorClass: 2})})
+		if err != nil || receipts[0].Accepted || receipts[0].Reason != tc.reason {
+			t.Errorf("%s: %v, %v, want %s", tc.name, receipts, err, tc.reason)
+		}
+		for _, e := range d.status("web").GetEndpoints() {
+			if e.Failures != 0 || e.Out {
+				t.Errorf("%s: %v", tc.name, e)
+			}
+		}
+		// It fills nobody's window any more.
+		if err := d.store.View(context.Background(), func(tx store.ReadTx) error {
+			left, err := tx.Scan("check-held/out", 0, store.MaxScore, 0)
+			if slices.ContainsFunc(left, func(e store.Entry) bool { return e.Member == held.Name() }) {
+				t.Errorf("%s: it is still held", tc.name)
+			}
+			return err
+		}); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
 // Health and schedule outlive the host.
 func TestRestart(t *testing.T) {
 	dir := t.TempDir() + "/data"
 	fleet := newFleet()
-	fleet.put("web", 1, "a", "b", "c")
+	fleet.put("web", 1, "a", "b", "c", "d", "e")
 	d := &desk{t: t, fleet: fleet, now: time.UnixMilli(now)}
 	open := func() {
 		st, err := embedded.Open(dir, embedded.Options{Clock: func() time.Time { d.mu.Lock(); defer d.mu.Unlock(); return d.now }})
@@ -784,6 +834,11 @@ func TestRestart(t *testing.T) {
 	if got := fleet.out("web"); !slices.Equal(got, []string{"a"}) {
 		t.Fatalf("out is %v", got)
 	}
+	failures := func() uint32 { return d.status("web").Endpoints[1].Failures }
+	for failures() < 2 { // b is a suspect
+		d.advance(10 * time.Second)
+		d.round("c1", "a", "b")
+	}
 	before := d.status("web")
 	if err := d.store.Close(); err != nil {
 		t.Fatal(err)
@@ -794,5 +849,15 @@ func TestRestart(t *testing.T) {
 	after := d.status("web")
 	if e, f := before.Endpoints[0], after.Endpoints[0]; e.Failures != f.Failures || e.State != f.State || !f.Out || e.Reason != f.Reason {
 		t.Errorf("before %v, after %v", e, f)
+	}
+	if failures() != 2 || !slices.Equal(fleet.out("web"), []string{"a"}) {
+		t.Errorf("b failed twice, and the restart made %v of it", after.Endpoints[1])
+	}
+	for failures() == 2 {
+		d.advance(time.Second)
+		d.round("c1", "a", "b")
+	}
+	if got := fleet.out("web"); !slices.Equal(got, []string{"a", "b"}) {
+		t.Errorf("out is %v after the third failure", got)
 	}
 }
