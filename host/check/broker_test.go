@@ -160,11 +160,19 @@ func (d *desk) look() {
 // scope where its first task is.
 func (d *desk) scheduled() {
 	d.t.Helper()
-	if err := d.store.View(context.Background(), func(tx store.ReadTx) error {
+	d.scheduledIn(d.store)
+}
+
+func (d *desk) scheduledIn(st store.Store) {
+	d.t.Helper()
+	if err := st.View(context.Background(), func(tx store.ReadTx) error {
 		scopes, err := tx.Scan("check-scope", 0, store.MaxScore, 0)
 		for _, s := range scopes {
 			ids, err := tx.Scan("check/"+s.Member, 0, store.MaxScore, 0)
 			if err != nil {
+				return err
+			}
+			if err := store.Fetch(tx, ids, func(id string) string { return "check/" + s.Member + "/" + id }); err != nil {
 				return err
 			}
 			due, err := tx.Scan("check-due/"+s.Member, 0, store.MaxScore, 0)
@@ -178,8 +186,12 @@ func (d *desk) scheduled() {
 			first := uint64(store.MaxScore)
 			for _, id := range ids {
 				var c statev1.Check
-				if version, err := store.Load(tx, "check/"+s.Member+"/"+id.Member, &c); err != nil || version == 0 {
-					d.t.Errorf("%s/%s has no record (%v)", s.Member, id.Member, err)
+				version, err := store.Load(tx, "check/"+s.Member+"/"+id.Member, &c)
+				if err != nil {
+					return err
+				}
+				if version == 0 {
+					d.t.Errorf("%s/%s has no record", s.Member, id.Member)
 				}
 				want := c.DueMs
 				if c.Token != "" {
