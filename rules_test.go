@@ -270,6 +270,37 @@ func TestSeedPage(t *testing.T) {
 	}
 }
 
+// TestTestsThatPagesNameExist: a page that says which test shows something names one
+// that is there.
+func TestTestsThatPagesNameExist(t *testing.T) {
+	have := map[string]bool{}
+	declared := regexp.MustCompile(`(?m)^func ((?:Test|Fuzz|Benchmark)\w+)\(`)
+	for _, name := range strings.Fields(output(t, "git", "ls-files", "--cached", "--others", "--exclude-standard", "*_test.go")) {
+		text, err := os.ReadFile(name)
+		if err != nil {
+			continue // removed and not committed yet
+		}
+		for _, m := range declared.FindAllSubmatch(text, -1) {
+			have[string(m[1])] = true
+		}
+	}
+	for _, page := range []string{"docs/plugin-faults.md", "docs/rollout-faults.md"} {
+		text, err := os.ReadFile(page)
+		if err != nil {
+			t.Fatal(err)
+		}
+		named := regexp.MustCompile("`(Test[A-Z]\\w+)`").FindAllSubmatch(text, -1)
+		if len(named) == 0 {
+			t.Errorf("%s names no test", page)
+		}
+		for _, m := range named {
+			if !have[string(m[1])] {
+				t.Errorf("%s names %s, which does not exist", page, m[1])
+			}
+		}
+	}
+}
+
 // TestDocumentedCommandsExist takes each command that a page shows in a block of
 // shell, and asks the program whether it knows it.
 func TestDocumentedCommandsExist(t *testing.T) {

@@ -15,7 +15,8 @@
 //	             └─ Analyzer ──▶ plugins ──▶ analysis process (measures a signal)
 //	delivery: every second, Step(state, evidence, now) ──▶ weights, or the start of a rollout ──▶ store
 //	check: Judge(health of a service) ──▶ who leaves the snapshot, who comes back ──▶ store
-//	    └─ Checker ──claims, reports──▶ store; Prober ──▶ plugins ──▶ probe process (makes a check)
+//	    ├─ Checker ──claims, reports──▶ store; Prober ──▶ plugins ──▶ probe process (makes a check)
+//	    └─ checkers elsewhere ──RegisterChecker, …──▶ api ──▶ claims, reports
 //	service.Planner ─ Compiler ─▶ plugins ──▶ strategy process (compiles a plan) ──▶ store
 //
 // The packages, from the bottom up:

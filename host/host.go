@@ -126,7 +126,7 @@ func (h *Host) wire() (err error) {
 		Logger: h.log.Named("checks"), Registerer: h.metrics,
 	})
 	probes := newProbes(h.plugins)
-	h.checker = check.NewChecker(h.checks, probes, "host-"+h.id)
+	h.checker = check.NewChecker(h.checks, probes, check.InsidePrefix+h.id)
 	h.sessions, err = session.New(session.Options{
 		Store: h.store, Plane: h.plane, PlaneName: "service", Host: h.id, Shared: h.shared(),
 		Heartbeat: h.config.Heartbeat, Restart: h.config.RestartGrace,
@@ -165,8 +165,8 @@ func (h *Host) wire() (err error) {
 	}
 	h.grpc, err = api.New(api.Options{
 		Dev: h.config.Dev, Health: h.health, Logger: h.log.Named("api"), Registerer: h.metrics,
-		ControlPlane: h.control,
-		HostAdmin:    h.admin(),
+		ControlPlane: h.control, Checkers: &api.CheckerControlPlane{Tasks: h.checks, Stopping: h.stopping},
+		HostAdmin: h.admin(),
 	})
 	return err
 }

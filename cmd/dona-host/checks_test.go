@@ -25,6 +25,7 @@ type patient struct {
 	id      string
 	address string
 	sick    atomic.Bool
+	hangs   atomic.Bool
 	asked   atomic.Int64
 }
 
@@ -39,10 +40,11 @@ type ward struct {
 	patients []*patient
 }
 
-func admit(t *testing.T, n int) *ward {
+// admit starts the host with an environment beside the interval of checks, 600 ms.
+func admit(t *testing.T, n int, env ...string) *ward {
 	t.Helper()
 	p := newProcess(t)
-	p.env = append(p.env, "DONA_CHECK_INTERVAL=600ms", "DONA_CHECK_TIMEOUT=5s")
+	p.env = append([]string{"DONA_CHECK_INTERVAL=600ms", "DONA_CHECK_TIMEOUT=5s"}, env...)
 	p.start()
 	ctx, cancel := context.WithCancel(context.Background())
 	t.Cleanup(cancel)
@@ -61,6 +63,9 @@ func admit(t *testing.T, n int) *ward {
 				return
 			}
 			e.asked.Add(1)
+			if e.hangs.Load() {
+				<-r.Context().Done()
+			}
 			if e.sick.Load() {
 				rw.WriteHeader(http.StatusServiceUnavailable)
 			}

@@ -53,6 +53,7 @@ type edge struct {
 	client donav1.ControlPlaneClient
 	admin  donav1.HostAdminClient
 	alarms *[]string
+	checks *check.Broker
 
 	plugins  *fakePlugins
 	rollouts *rollout.Controller // ticks when a test says so
@@ -144,16 +145,17 @@ func newEdge(t *testing.T, options ...option) *edge {
 	stop := sync.OnceFunc(func() { close(stopping) })
 	fake := newFakePlugins()
 	metrics := prom.NewRegistry()
+	checks := check.New(check.Options{Store: st, Planes: map[string]check.Plane{service.CheckPlane: plane}, Rules: check.DefaultRules(30*time.Second, 5*time.Second)})
 	control := &api.ControlPlane{
 		Store: st, Audit: ledger, Plane: plane, Sessions: sessions, Feeds: feeds, Rollouts: rollouts, Delivery: deliveries,
 		Reports: service.NewReports(plane, rollouts, time.Now), Wall: time.Now, Stopping: stopping,
-		Checks:   check.New(check.Options{Store: st, Planes: map[string]check.Plane{service.CheckPlane: plane}, Rules: check.DefaultRules(30*time.Second, 5*time.Second)}),
+		Checks:   checks,
 		Probe:    judge("probe", "http"),
 		Strategy: judge("strategy", "round-robin", "least-connections", "priority"),
 	}
 	server, err := api.New(api.Options{
 		Dev: true, Health: health.NewServer(), Logger: hclog.NewNullLogger(), SendTimeout: o.sends, Registerer: metrics,
-		ControlPlane: control,
+		ControlPlane: control, Checkers: &api.CheckerControlPlane{Tasks: checks, Stopping: stopping},
 		HostAdmin: &api.HostAdmin{HostID: "h1", Version: "test", Store: st, Actions: actions, Audit: ledger, Sessions: sessions,
 			Plugins: fake, Alarms: func() []string { return nil }, Stopping: stopping,
 			Operate: api.StoreOperations{
@@ -184,7 +186,7 @@ func newEdge(t *testing.T, options ...option) *edge {
 		loops.Wait()
 	})
 	t.Cleanup(leave)
-	return &edge{t, st, server, conn, donav1.NewControlPlaneClient(conn), donav1.NewHostAdminClient(conn), &alarms, fake, rollouts, metrics, stop, leave}
+	return &edge{t, st, server, conn, donav1.NewControlPlaneClient(conn), donav1.NewHostAdminClient(conn), &alarms, checks, fake, rollouts, metrics, stop, leave}
 }
 
 // patient sends a request again whose entry was not durable in time, as the answer
@@ -485,6 +487,7 @@ func badRows() (rows []row) {
 		unary("GetAttestation", client.GetAttestation, &donav1.AttestationRequest{}, codes.Unimplemented, ""),
 	)
 	rows = append(rows, deliveryRows()...)
+	rows = append(rows, checkerRows()...)
 	// Operators that no client evaluates yet.
 	for n := range donav1.TargetingRule_Operator_name {
 		switch op := donav1.TargetingRule_Operator(n); op {

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"time"
 
+	controlplanev1 "github.com/dodona-project/dodona/proto/controlplane/v1"
 	donav1 "github.com/dodona-project/dodona/proto/dona/v1"
 	"google.golang.org/grpc/health/grpc_health_v1"
 	reflectionv1 "google.golang.org/grpc/reflection/grpc_reflection_v1"
@@ -17,6 +18,7 @@ type Role string
 const (
 	Anyone   Role = "anyone"   // liveness only
 	Workload Role = "workload" // an application of the trust domain
+	Checker  Role = "checker"  // a checker outside the hosts
 	Admin    Role = "admin"    // an operator
 )
 
@@ -39,11 +41,13 @@ func (r Rule) Deadline() time.Duration { return cmp.Or(r.Cap, unaryCap) }
 const (
 	smallMessage = 256 << 10
 	statsMessage = 4 << 20
+	observations = 1 << 20
 )
 
 var (
 	admins    = []Role{Admin}
 	workloads = []Role{Workload, Admin}
+	checkers  = []Role{Checker}
 )
 
 func admin() Rule { return Rule{Roles: admins, MaxBytes: smallMessage, Rate: 100, Burst: 400} }
@@ -86,6 +90,10 @@ var Policy = map[string]Rule{
 	donav1.ControlPlane_ListArtifacts_FullMethodName:    admin(),
 	donav1.ControlPlane_ListReleases_FullMethodName:     admin(),
 	donav1.ControlPlane_GetAttestation_FullMethodName:   admin(),
+
+	controlplanev1.CheckerControlPlane_RegisterChecker_FullMethodName:    {Roles: checkers, MaxBytes: smallMessage, Rate: 100, Burst: 400},
+	controlplanev1.CheckerControlPlane_StreamCheckTasks_FullMethodName:   {Roles: checkers, MaxBytes: smallMessage, Rate: 100, Burst: 400},
+	controlplanev1.CheckerControlPlane_ReportObservations_FullMethodName: {Roles: checkers, MaxBytes: observations, Rate: 2000, Burst: 4000},
 
 	donav1.HostAdmin_ListPlugins_FullMethodName:    admin(),
 	donav1.HostAdmin_ReloadPlugin_FullMethodName:   reload(),

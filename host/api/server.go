@@ -14,6 +14,7 @@ import (
 	"strings"
 	"time"
 
+	controlplanev1 "github.com/dodona-project/dodona/proto/controlplane/v1"
 	donav1 "github.com/dodona-project/dodona/proto/dona/v1"
 	"github.com/hashicorp/go-hclog"
 	"github.com/prometheus/client_golang/prometheus"
@@ -31,7 +32,8 @@ import (
 
 // Options of the server.
 type Options struct {
-	ControlPlane *ControlPlane // nil: the host waits for its store, and answers HostAdmin and health alone
+	ControlPlane *ControlPlane        // nil: the host waits for its store, and answers HostAdmin and health alone
+	Checkers     *CheckerControlPlane // nil with it
 	HostAdmin    *HostAdmin
 	Health       *health.Server
 	Dev          bool // everyone on loopback is local:dev with every role
@@ -65,8 +67,10 @@ func New(o Options) (*grpc.Server, error) {
 	)...)
 	if o.ControlPlane != nil {
 		donav1.RegisterControlPlaneServer(server, o.ControlPlane)
-	} else {
-		donav1.RegisterControlPlaneServer(server, donav1.UnimplementedControlPlaneServer{}) // admit answers for it
+		controlplanev1.RegisterCheckerControlPlaneServer(server, o.Checkers)
+	} else { // admit answers for them
+		donav1.RegisterControlPlaneServer(server, donav1.UnimplementedControlPlaneServer{})
+		controlplanev1.RegisterCheckerControlPlaneServer(server, controlplanev1.UnimplementedCheckerControlPlaneServer{})
 	}
 	donav1.RegisterHostAdminServer(server, o.HostAdmin)
 	grpc_health_v1.RegisterHealthServer(server, o.Health)
@@ -98,13 +102,24 @@ func (g *guard) admit(ctx context.Context, method string) (context.Context, Rule
 	if !ok || rule.DevOnly && !g.dev || !who.may(rule.Roles) {
 		return ctx, rule, status.Error(codes.PermissionDenied, "this identity may not call this method")
 	}
-	if g.waiting && strings.HasPrefix(method, "/"+donav1.ControlPlane_ServiceDesc.ServiceName+"/") {
+	if g.waiting && needsStore(method) {
 		return ctx, rule, status.Error(codes.Unavailable, "this host waits for its store; its log and status say why: try another host, or again later")
 	}
 	if wait := g.limiters.take(method, who.actor, rule); wait > 0 {
 		return ctx, rule, tooOften(rule, wait)
 	}
 	return context.WithValue(ctx, callerKey{}, who), rule, nil
+}
+
+// needsStore reports whether a method is of a service that a host serves once it has
+// its store.
+func needsStore(method string) bool {
+	for _, service := range []grpc.ServiceDesc{donav1.ControlPlane_ServiceDesc, controlplanev1.CheckerControlPlane_ServiceDesc} {
+		if strings.HasPrefix(method, "/"+service.ServiceName+"/") {
+			return true
+		}
+	}
+	return false
 }
 
 func (g *guard) unary(ctx context.Context, req any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (resp any, err error) {

@@ -92,7 +92,7 @@ func (s *ControlPlane) watchers(service string) *donav1.WatcherSummary {
 	return w
 }
 
-var errStopping = refusal.New(refusal.Unavailable, "this host is stopping: watch at another one, or again")
+var errStopping = refusal.New(refusal.Unavailable, "this host is stopping: go on at another one, or again")
 
 // statusPause is the least time between two looks for one watcher of a status.
 const statusPause = 250 * time.Millisecond

@@ -17,12 +17,14 @@ import (
 	"github.com/dodona-project/dodona/host/store/embedded"
 	controlplanev1 "github.com/dodona-project/dodona/proto/controlplane/v1"
 	donav1 "github.com/dodona-project/dodona/proto/dona/v1"
+	statev1 "github.com/dodona-project/dodona/proto/state/v1"
 )
 
 // fleet is a plane whose scopes and targets the test sets.
 type fleet struct {
 	mu     sync.Mutex
 	scopes map[string]*members
+	asked  func() // after each Scope
 
 	damaged string // this one's policy does not parse
 }
@@ -94,10 +96,14 @@ func (f *fleet) Scope(_ store.ReadTx, scope string) (check.Scope, error) {
 	if scope == f.damaged {
 		return check.Scope{}, fmt.Errorf("%s: %w", scope, store.ErrDamaged)
 	}
+	var how check.Scope
 	if s := f.scopes[scope]; s != nil {
-		return s.Scope, nil
+		how = s.Scope
 	}
-	return check.Scope{}, nil
+	if f.asked != nil {
+		defer func(then func()) { f.mu.Unlock(); then(); f.mu.Lock() }(f.asked)
+	}
+	return how, nil
 }
 
 func (f *fleet) Targets(_ store.ReadTx, scope string) (all []check.Target, _ error) {
@@ -152,6 +158,63 @@ func (d *desk) look() {
 	if err := d.broker.Look(context.Background(), false); err != nil {
 		d.t.Fatal(err)
 	}
+	d.scheduled()
+}
+
+// scheduled demands that each task is where it is found when it is due, and each
+// scope where its first task is.
+func (d *desk) scheduled() {
+	d.t.Helper()
+	d.scheduledIn(d.store)
+}
+
+func (d *desk) scheduledIn(st store.Store) {
+	d.t.Helper()
+	if err := st.View(context.Background(), func(tx store.ReadTx) error {
+		scopes, err := tx.Scan("check-scope", 0, store.MaxScore, 0)
+		for _, s := range scopes {
+			ids, err := tx.Scan("check/"+s.Member, 0, store.MaxScore, 0)
+			if err != nil {
+				return err
+			}
+			if err := store.Fetch(tx, ids, func(id string) string { return "check/" + s.Member + "/" + id }); err != nil {
+				return err
+			}
+			due, err := tx.Scan("check-due/"+s.Member, 0, store.MaxScore, 0)
+			if err != nil {
+				return err
+			}
+			at := map[string]uint64{}
+			for _, e := range due {
+				at[e.Member] = e.Score
+			}
+			first := uint64(store.MaxScore)
+			for _, id := range ids {
+				var c statev1.Check
+				version, err := store.Load(tx, "check/"+s.Member+"/"+id.Member, &c)
+				if err != nil {
+					return err
+				}
+				if version == 0 {
+					d.t.Errorf("%s/%s has no record", s.Member, id.Member)
+				}
+				want := c.DueMs
+				if c.Token != "" {
+					want = c.LeaseMs
+				}
+				if at[id.Member] != uint64(want) {
+					d.t.Errorf("%s/%s is looked at at %d, want %d", s.Member, id.Member, at[id.Member], want)
+				}
+				first = min(first, uint64(want))
+			}
+			if len(due) != len(ids) || s.Score != first {
+				d.t.Errorf("%s has %d tasks and %d places, the first at %d; it is looked at at %d", s.Member, len(ids), len(due), first, s.Score)
+			}
+		}
+		return err
+	}); err != nil {
+		d.t.Fatal(err)
+	}
 }
 
 func (d *desk) claim(c check.Claim) []check.Task {
@@ -166,6 +229,7 @@ func (d *desk) claim(c check.Claim) []check.Task {
 
 func report(task check.Task, r check.Report) check.Report {
 	r.Plane, r.Scope, r.ID, r.Token = task.Plane, task.Scope, task.ID, task.Token
+	r.Subject.Level = controlplanev1.CheckLevel_CHECK_LEVEL_BASIC
 	return r
 }
 
@@ -438,7 +502,7 @@ func TestOutAndBack(t *testing.T) {
 		t.Errorf("tasks of nobody: %v", tasks)
 	}
 	d.look()
-	for _, index := range []string{"check", "check-scope", "check-trouble", "check/service/web"} {
+	for _, index := range []string{"check-scope", "check-trouble", "check/service/web", "check-due/service/web"} {
 		if err := d.store.View(context.Background(), func(tx store.ReadTx) error {
 			left, err := tx.Scan(index, 0, store.MaxScore, 0)
 			if len(left) != 0 {
@@ -544,6 +608,125 @@ func TestWhoGetsWhat(t *testing.T) {
 	}
 }
 
+// reading is a store that counts what transactions read.
+type reading struct {
+	store.Store
+	entries, records int
+}
+
+func (s *reading) Update(ctx context.Context, d store.Durability, fn func(store.Tx) error) error {
+	return s.Store.Update(ctx, d, func(tx store.Tx) error { return fn(&readingTx{tx, s}) })
+}
+
+type readingTx struct {
+	store.Tx
+	of *reading
+}
+
+func (t *readingTx) Scan(index string, from, to uint64, limit int) ([]store.Entry, error) {
+	entries, err := t.Tx.Scan(index, from, to, limit)
+	t.of.entries += len(entries)
+	return entries, err
+}
+
+func (t *readingTx) GetMany(keys ...string) ([]store.Record, error) {
+	t.of.records += len(keys)
+	return t.Tx.GetMany(keys...)
+}
+
+// A claim reads what it takes, however much is due: also past a service of which the
+// checker holds its share, and past tasks that wait for somebody else's opinion.
+func TestClaimIsBounded(t *testing.T) {
+	d := newDesk(t)
+	var many []string
+	for i := range 5000 {
+		many = append(many, fmt.Sprintf("e%04d", i))
+	}
+	d.fleet.put("big", 1, many...)
+	d.fleet.put("small", 1, "a", "b")
+	d.look()
+	d.advance(time.Second)
+	d.claim(check.Claim{Checker: "c2", Held: map[string]int{"service/big": 1000, "service/small": 1000}}) // it is there
+	counted := &reading{Store: d.store}
+	b := check.New(check.Options{Store: counted, Planes: map[string]check.Plane{"service": d.fleet}, Rules: rules})
+	claim := func(c check.Claim) (got map[string]int) {
+		t.Helper()
+		counted.entries, counted.records = 0, 0
+		tasks, _, err := b.Claim(context.Background(), c)
+		if err != nil {
+			t.Fatal(err)
+		}
+		got = map[string]int{}
+		for _, task := range tasks {
+			got[task.Scope]++
+		}
+		t.Logf("%v by %d entries and %d records", got, counted.entries, counted.records)
+		return got
+	}
+	if got := claim(check.Claim{Checker: "c1", Most: 256, Scope: 64, Held: map[string]int{"service/big": 64}}); got["small"] != 2 || len(got) != 1 || counted.entries+counted.records > 50 {
+		t.Errorf("claimed %v past a full share, by %d entries and %d records", got, counted.entries, counted.records)
+	}
+	if got := claim(check.Claim{Checker: "c1", Most: 256, Scope: 64}); got["big"] != 64 || counted.entries+counted.records > 500 {
+		t.Errorf("claimed %v by %d entries and %d records", got, counted.entries, counted.records)
+	}
+	d.fleet.remove("small", "a")
+	d.fleet.put("sick", 1, many[:200]...)
+	d.look()
+	d.advance(time.Second)
+	only := map[string]int{"service/big": 1000, "service/small": 1000}
+	for _, task := range d.claim(check.Claim{Checker: "c1", Held: only}) {
+		d.report("c1", report(task, check.Report{Result: bad, ErrorClass: 2}))
+	}
+	d.advance(8 * time.Second)
+	d.fleet.put("sick", 2, "new1", "new2") // due after those that failed
+	d.look()
+	d.advance(5 * time.Second)
+	if got := claim(check.Claim{Checker: "c1", Most: 256, Scope: 64, Held: only}); got["sick"] != 2 || counted.entries+counted.records > 3000 {
+		t.Errorf("claimed %v past 200 that wait for c2, by %d entries and %d records", got, counted.entries, counted.records)
+	}
+	if got := claim(check.Claim{Checker: "c2", Most: 256, Scope: 64, Held: only}); got["sick"] != 64 {
+		t.Errorf("c2 claimed %v", got)
+	}
+	d.scheduled()
+}
+
+// A verdict rests on what the probe said that is asked for now: failures of another
+// one take nobody out, although its policy came between two looks' steps.
+func TestPolicyChangesWhileItIsJudged(t *testing.T) {
+	d := newDesk(t)
+	d.fleet.put("web", 1, "a", "b", "c")
+	d.look()
+	for range 3 {
+		d.advance(10 * time.Second)
+		for _, task := range d.claim(check.Claim{Checker: "c1"}) {
+			r := check.Report{Result: good}
+			if task.ID == "a" {
+				r = check.Report{Result: bad, ErrorClass: 2}
+			}
+			d.report("c1", report(task, r))
+		}
+	}
+	if e := d.status("web").Endpoints[0]; e.Failures != 3 || e.Out {
+		t.Fatalf("before the change: %v", e)
+	}
+	d.fleet.asked = func() {
+		d.fleet.asked = nil
+		d.fleet.probe("web", "tcp", nil)
+	}
+	d.look() // it is asked for tasks, then judged
+	if got := d.fleet.out("web"); len(got) != 0 {
+		t.Errorf("%v left by a probe that is not asked for any more", got)
+	}
+	d.look()
+	if e := d.status("web").Endpoints[0]; e.Failures != 0 || e.State != 0 {
+		t.Errorf("not begun anew: %v", e)
+	}
+	d.rounds(2*time.Minute, []string{"c1"}, "a")
+	if got := d.fleet.out("web"); !slices.Equal(got, []string{"a"}) {
+		t.Errorf("out is %v by the new probe", got)
+	}
+}
+
 // What a store that fails does to a report: nothing is counted, and the task comes
 // back.
 func TestReportFails(t *testing.T) {
@@ -569,12 +752,14 @@ func TestSweep(t *testing.T) {
 	d.fleet.put("web", 1, "a")
 	d.look()
 	if err := d.store.Update(context.Background(), store.Soft, func(tx store.Tx) error {
-		return tx.IndexDelete("check", "service/web/a")
+		return tx.IndexDelete("check-due/service/web", "a")
 	}); err != nil {
 		t.Fatal(err)
 	}
 	d.advance(time.Hour)
-	d.look()
+	if err := d.broker.Look(context.Background(), false); err != nil {
+		t.Fatal(err)
+	}
 	if tasks := d.claim(check.Claim{Checker: "c1"}); len(tasks) != 0 {
 		t.Fatalf("%v", tasks)
 	}
@@ -621,11 +806,61 @@ func TestCheckersGo(t *testing.T) {
 	}
 }
 
+// What a check saw says nothing about an endpoint that went, came back as another, or
+// is checked by another probe now.
+func TestEndpointGoesWhileItIsChecked(t *testing.T) {
+	for _, tc := range []struct {
+		name, reason string
+		meanwhile    func(f *fleet)
+	}{
+		{"it goes", "gone", func(f *fleet) { f.remove("web", "a") }},
+		{"it registers anew", "overtaken", func(f *fleet) { f.put("web", 2, "a") }},
+		{"another probe", "overtaken", func(f *fleet) { f.probe("web", "tcp", nil) }},
+		{"another configuration", "overtaken", func(f *fleet) { f.probe("web", "http", map[string]any{"path": "/x"}) }},
+		{"no probe", "gone", func(f *fleet) { f.probe("web", "", nil) }},
+	} {
+		d := newDesk(t)
+		d.fleet.put("web", 1, "a", "b", "c")
+		d.look()
+		d.advance(time.Second)
+		d.rounds(time.Minute, []string{"c1"})
+		d.register("out", 10, "http", "tcp")
+		d.advance(30 * time.Second)
+		var held check.Task
+		for _, task := range d.outside("out") {
+			if task.ID == "a" {
+				held = task
+			}
+		}
+		tc.meanwhile(d.fleet)
+		d.look()
+		receipts, err := d.broker.ReportOutside(context.Background(), "out", []check.Report{report(held, check.Report{Result: bad, ErrorClass: 2})})
+		if err != nil || receipts[0].Accepted || receipts[0].Reason != tc.reason {
+			t.Errorf("%s: %v, %v, want %s", tc.name, receipts, err, tc.reason)
+		}
+		for _, e := range d.status("web").GetEndpoints() {
+			if e.Failures != 0 || e.Out {
+				t.Errorf("%s: %v", tc.name, e)
+			}
+		}
+		// It fills nobody's window any more.
+		if err := d.store.View(context.Background(), func(tx store.ReadTx) error {
+			left, err := tx.Scan("check-held/out", 0, store.MaxScore, 0)
+			if slices.ContainsFunc(left, func(e store.Entry) bool { return e.Member == held.Name() }) {
+				t.Errorf("%s: it is still held", tc.name)
+			}
+			return err
+		}); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
 // Health and schedule outlive the host.
 func TestRestart(t *testing.T) {
 	dir := t.TempDir() + "/data"
 	fleet := newFleet()
-	fleet.put("web", 1, "a", "b", "c")
+	fleet.put("web", 1, "a", "b", "c", "d", "e")
 	d := &desk{t: t, fleet: fleet, now: time.UnixMilli(now)}
 	open := func() {
 		st, err := embedded.Open(dir, embedded.Options{Clock: func() time.Time { d.mu.Lock(); defer d.mu.Unlock(); return d.now }})
@@ -644,6 +879,11 @@ func TestRestart(t *testing.T) {
 	if got := fleet.out("web"); !slices.Equal(got, []string{"a"}) {
 		t.Fatalf("out is %v", got)
 	}
+	failures := func() uint32 { return d.status("web").Endpoints[1].Failures }
+	for failures() < 2 { // b is a suspect
+		d.advance(10 * time.Second)
+		d.round("c1", "a", "b")
+	}
 	before := d.status("web")
 	if err := d.store.Close(); err != nil {
 		t.Fatal(err)
@@ -654,5 +894,15 @@ func TestRestart(t *testing.T) {
 	after := d.status("web")
 	if e, f := before.Endpoints[0], after.Endpoints[0]; e.Failures != f.Failures || e.State != f.State || !f.Out || e.Reason != f.Reason {
 		t.Errorf("before %v, after %v", e, f)
+	}
+	if failures() != 2 || !slices.Equal(fleet.out("web"), []string{"a"}) {
+		t.Errorf("b failed twice, and the restart made %v of it", after.Endpoints[1])
+	}
+	for failures() == 2 {
+		d.advance(time.Second)
+		d.round("c1", "a", "b")
+	}
+	if got := fleet.out("web"); !slices.Equal(got, []string{"a", "b"}) {
+		t.Errorf("out is %v after the third failure", got)
 	}
 }

@@ -45,7 +45,8 @@ type Checker struct {
 	done  chan Report
 }
 
-// NewChecker returns the checker of this id, which no other one has: [A-Za-z0-9._-].
+// NewChecker returns the checker of this id, which no other one has: [A-Za-z0-9._-],
+// beginning with InsidePrefix.
 func NewChecker(b *Broker, p Prober, id string) *Checker {
 	return &Checker{broker: b, prober: p, id: id, held: map[string]int{}, freed: make(chan struct{}, 1), done: make(chan Report, inFlightMost)}
 }
@@ -123,12 +124,12 @@ func (c *Checker) release(t Task) {
 
 // check makes a task's check: attempts until one succeeds or their time is over.
 func (c *Checker) check(ctx context.Context, t Task) Report {
-	r := Report{Plane: t.Plane, Scope: t.Scope, ID: t.ID, Token: t.Token, Result: controlplanev1.HealthObservation_RESULT_INCONCLUSIVE}
+	r := Report{Plane: t.Plane, Scope: t.Scope, ID: t.ID, Token: t.Token, Subject: Subject{Level: basic}, Result: controlplanev1.HealthObservation_RESULT_INCONCLUSIVE}
 	ctx, cancel := context.WithTimeout(ctx, time.Duration(max(t.Attempts, 1))*(t.Timeout+probe.Slack))
 	defer cancel()
 	for range max(t.Attempts, 1) {
 		o, err := c.prober.Check(ctx, t.Probe, t.Config, &pluginv1.CheckRequest{
-			EndpointAddress: t.Address, Level: controlplanev1.CheckLevel_CHECK_LEVEL_BASIC, Timeout: durationpb.New(t.Timeout),
+			EndpointAddress: t.Address, Level: basic, Timeout: durationpb.New(t.Timeout),
 		})
 		r.Result, r.ErrorClass, r.Detail, r.Status, r.Latency = o.Result, o.ErrorClass, o.Detail, o.Status, o.Latency
 		if err != nil {

@@ -3,11 +3,11 @@
 //
 // [Broker] keeps one task per target in the store. A [Checker], inside the host,
 // claims tasks, has probe plugins make the checks and reports what they saw;
-// checkers elsewhere do the same through the broker's methods. [Reduce] and
-// [Judge] are pure: the first makes of each observation what is known of one
-// target, the second decides for a whole scope (a service) who leaves and who
-// comes back. The broker writes what they decide, and the [Plane] takes the target
-// out of, or back into, what its clients see.
+// checkers elsewhere register, do the same through host/api, and come first.
+// [Reduce] and [Judge] are pure: the first makes of each observation what is known
+// of one target, the second decides for a whole scope (a service) who leaves and
+// who comes back. The broker writes what they decide, and the [Plane] takes the
+// target out of, or back into, what its clients see.
 //
 // What it promises:
 //

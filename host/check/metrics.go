@@ -45,7 +45,7 @@ func newMetrics(reg prometheus.Registerer) *metrics {
 	for _, word := range results {
 		m.observations.WithLabelValues(word)
 	}
-	for _, reason := range []string{refusedGone, refusedOvertaken, refusedForeign, refusedResult} {
+	for _, reason := range []string{refusedGone, refusedOvertaken, refusedForeign, refusedProxy, refusedLevel, refusedTarget, refusedResult} {
 		m.refused.WithLabelValues(reason)
 	}
 	if reg != nil {

@@ -10,10 +10,11 @@ import (
 )
 
 const (
-	dueIndex     = "check"         // member plane/scope/id, by due or end of lease
-	scopeIndex   = "check-scope"   // member plane/scope: those with tasks
+	scopeIndex   = "check-scope"   // member plane/scope: those with tasks, by the first of their due indexes
 	troubleIndex = "check-trouble" // member plane/scope: those that have to be judged
 	checkerIndex = "checker"       // member id, by end
+
+	maxPlace = 384 // bytes of a place: more than any has, and fewer than a key may have
 )
 
 // place is where a target's record lives. Planes, scopes and ids hold no slash.
@@ -24,7 +25,7 @@ func (p place) key() string    { return "check/" + p.member() }
 
 func parsePlace(member string) (place, bool) {
 	parts := strings.Split(member, "/")
-	if len(parts) != 3 {
+	if len(parts) != 3 || len(member) > maxPlace {
 		return place{}, false
 	}
 	return place{plane: parts[0], scope: parts[1], id: parts[2]}, true
@@ -33,8 +34,10 @@ func parsePlace(member string) (place, bool) {
 // group is a scope of a plane.
 type group struct{ plane, scope string }
 
-func (g group) member() string    { return g.plane + "/" + g.scope }
-func (g group) key() string       { return "check/" + g.member() } // also the index of the ids
+func (g group) member() string { return g.plane + "/" + g.scope }
+func (g group) key() string    { return "check/" + g.member() }     // also the index of the ids
+func (g group) due() string    { return "check-due/" + g.member() } // index of the ids, by due or end of lease
+
 func checkerKey(id string) string { return "checker/" + id }
 
 func parseGroup(member string) (group, bool) {
@@ -57,26 +60,64 @@ func loadCheck(tx store.ReadTx, p place) (*statev1.Check, error) {
 }
 
 // saveCheck writes a record and when it is looked at next: when it is due, or, while
-// it is leased, when the lease ends.
+// it is leased, when the lease ends. The caller settles the scope.
 func saveCheck(tx store.Tx, p place, c *statev1.Check) error {
 	if err := store.Save(tx, p.key(), c); err != nil {
 		return err
 	}
-	at := c.DueMs
-	if c.Token != "" {
-		at = c.LeaseMs
-	}
-	return tx.IndexPut(dueIndex, p.member(), uint64(max(at, 0)))
+	return schedule(tx, p, c)
 }
 
-func deleteCheck(tx store.Tx, p place) error {
+func schedule(tx store.Tx, p place, c *statev1.Check) error {
+	return tx.IndexPut(group{p.plane, p.scope}.due(), p.id, lookedAt(c))
+}
+
+// lookedAt is when a task is looked at next, ms.
+func lookedAt(c *statev1.Check) uint64 {
+	if c.Token != "" {
+		return uint64(max(c.LeaseMs, 0))
+	}
+	return uint64(max(c.DueMs, 0))
+}
+
+// settle writes when a scope's next task is looked at, after tasks of it were
+// scheduled. Where two hosts do so at the same moment it may be late, until somebody
+// does again.
+func settle(tx store.Tx, g group) error {
+	first, err := tx.Scan(g.due(), 0, store.MaxScore, 1)
+	if err != nil {
+		return err
+	}
+	at := uint64(store.MaxScore) // nobody to check
+	if len(first) > 0 {
+		at = first[0].Score
+	}
+	return tx.IndexPut(scopeIndex, g.member(), at)
+}
+
+// each does something for several, and goes on after an error: what all of them ask
+// of a shared store is then read in one round trip. It returns the first error.
+func each[T any](all []T, do func(T) error) (first error) {
+	for _, one := range all {
+		if err := do(one); err != nil && first == nil {
+			first = err
+		}
+	}
+	return first
+}
+
+func deleteCheck(tx store.Tx, p place, c *statev1.Check) error {
+	if err := letGo(tx, p, c); err != nil {
+		return err
+	}
 	if err := tx.Delete(p.key()); err != nil {
 		return err
 	}
-	if err := tx.IndexDelete(dueIndex, p.member()); err != nil {
+	g := group{p.plane, p.scope}
+	if err := tx.IndexDelete(g.due(), p.id); err != nil {
 		return err
 	}
-	return tx.IndexDelete(group{p.plane, p.scope}.key(), p.id)
+	return tx.IndexDelete(g.key(), p.id)
 }
 
 // checksOf reads all records of a scope, by id.

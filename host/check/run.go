@@ -5,8 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
-	"slices"
 	"time"
 
 	statev1 "github.com/dodona-project/dodona/proto/state/v1"
@@ -21,9 +19,9 @@ import (
 func (b *Broker) Run(ctx context.Context) error {
 	tick := time.NewTicker(min(time.Second, b.o.Rules.Interval/10))
 	defer tick.Stop()
-	sweep := time.Now()
+	var sweep time.Time
 	for {
-		all := time.Since(sweep) >= 10*b.o.Rules.Interval
+		all := sweep.IsZero() || time.Since(sweep) >= 10*b.o.Rules.Interval
 		if all {
 			sweep = time.Now()
 		}
@@ -78,7 +76,7 @@ func (b *Broker) sync(ctx context.Context, all bool) error {
 	err := b.o.Store.View(ctx, func(tx store.ReadTx) error {
 		clear(wanted)
 		damage = nil
-		entries, err := tx.Scan(scopeIndex, 0, 0, 0)
+		entries, err := tx.Scan(scopeIndex, 0, store.MaxScore, 0)
 		if err != nil {
 			return err
 		}
@@ -163,9 +161,6 @@ func (b *Broker) reconcile(tx store.Tx, g group, all bool) (uint64, error) {
 		return 0, err
 	}
 	if how.Probe != "" {
-		if err := tx.IndexPut(scopeIndex, g.member(), 0); err != nil {
-			return 0, err
-		}
 		asked, now := how.digest(), tx.Now().UnixMilli()
 		for _, t := range targets {
 			if err := b.reconcileTarget(tx, g, t, have[t.ID], asked, now, all); err != nil {
@@ -175,7 +170,7 @@ func (b *Broker) reconcile(tx store.Tx, g group, all bool) (uint64, error) {
 		}
 	}
 	for id, old := range have { // nobody asks for these
-		if err := deleteCheck(tx, place{g.plane, g.scope, id}); err != nil {
+		if err := deleteCheck(tx, place{g.plane, g.scope, id}, old); err != nil {
 			return 0, err
 		}
 		if err := plane.SetOut(tx, g.scope, id, old.RegisteredMs, false); err != nil {
@@ -183,7 +178,7 @@ func (b *Broker) reconcile(tx store.Tx, g group, all bool) (uint64, error) {
 		}
 	}
 	if how.Probe != "" {
-		return how.Version, nil
+		return how.Version, settle(tx, g)
 	}
 	for _, index := range []string{scopeIndex, troubleIndex} {
 		if err := tx.IndexDelete(index, g.member()); err != nil {
@@ -224,23 +219,29 @@ func (b *Broker) reconcileTarget(tx store.Tx, g group, t Target, old *statev1.Ch
 			}
 		}
 	case all:
-		next = old
+		return schedule(tx, p, old)
 	default:
 		return nil
+	}
+	if err := letGo(tx, p, old); err != nil {
+		return err
 	}
 	return saveCheck(tx, p, next)
 }
 
 // judge looks at the scopes where something fails.
 func (b *Broker) judge(ctx context.Context) error {
-	troubled, doubted, err := b.doubt(ctx)
-	if err != nil {
+	var troubled []group
+	if err := b.o.Store.View(ctx, func(tx store.ReadTx) (err error) {
+		troubled, err = b.troubled(tx)
+		return err
+	}); err != nil {
 		return err
 	}
 	var damage error
-	alarms := map[group]string{}
+	alarms, tallies := map[group]string{}, map[string][]Tally{}
 	for _, g := range troubled {
-		alarm, err := b.judgeScope(ctx, g, doubted)
+		alarm, tally, err := b.judgeScope(ctx, g)
 		if errors.Is(err, store.ErrDamaged) {
 			damage = errors.Join(damage, fmt.Errorf("judge %s: %w", g.member(), err))
 			continue
@@ -251,7 +252,16 @@ func (b *Broker) judge(ctx context.Context) error {
 		if alarm != "" {
 			alarms[g] = alarm
 		}
+		for by, t := range tally {
+			tallies[by] = append(tallies[by], t)
+		}
 	}
+	b.tell(alarms)
+	return errors.Join(damage, b.doubt(ctx, tallies))
+}
+
+// tell shows the alarms, and logs those that came and went.
+func (b *Broker) tell(alarms map[group]string) {
 	b.mu.Lock()
 	before := b.alarms
 	b.alarms = alarms
@@ -267,7 +277,6 @@ func (b *Broker) judge(ctx context.Context) error {
 			b.log.Info("the alarm is over", "plane", g.plane, "scope", g.scope)
 		}
 	}
-	return damage
 }
 
 // troubled lists the scopes that have to be judged.
@@ -281,133 +290,169 @@ func (b *Broker) troubled(tx store.ReadTx) (scopes []group, err error) {
 	return scopes, err
 }
 
-// doubt finds the scopes that have to be judged, and the checkers that fail nearly
-// everything of several of them, and writes down since when.
-func (b *Broker) doubt(ctx context.Context) (troubled []group, doubted map[string]int64, err error) {
-	tallies := map[string]map[group]Tally{}
-	known := map[string]*statev1.Checker{}
+// doubt finds the checkers that fail nearly everything of several of the scopes that
+// were judged, and writes down since when. The next look judges by it.
+func (b *Broker) doubt(ctx context.Context, tallies map[string][]Tally) error {
+	var live map[string]*statev1.Checker
 	var now int64
-	err = b.o.Store.View(ctx, func(tx store.ReadTx) (err error) {
-		clear(tallies)
+	if err := b.o.Store.View(ctx, func(tx store.ReadTx) (err error) {
 		now = tx.Now().UnixMilli()
-		if troubled, err = b.troubled(tx); err != nil {
-			return err
-		}
-		if known, err = liveCheckers(tx, now); err != nil || len(troubled) < manyScope {
-			return err
-		}
-		for _, g := range troubled {
-			all, err := checksOf(tx, g)
-			if err != nil {
-				return err
-			}
-			for _, c := range all {
-				by := c.GetSeen().GetChecker()
-				if known[by] == nil {
-					continue
-				}
-				if tallies[by] == nil {
-					tallies[by] = map[group]Tally{}
-				}
-				t := tallies[by][g]
-				t.Seen++
-				if failing(c.GetHealth()) {
-					t.Failing++
-				}
-				tallies[by][g] = t
-			}
-		}
-		return nil
-	})
-	if err != nil {
-		return nil, nil, err
+		live, err = liveCheckers(tx, now)
+		return err
+	}); err != nil {
+		return err
 	}
-	doubted = map[string]int64{}
-	for id, c := range known {
-		doubtful := Doubtful(slices.Collect(maps.Values(tallies[id])))
-		if doubtful {
-			doubted[id] = max(c.DoubtedMs, 1)
-		}
+	for id, c := range live {
+		doubtful := Doubtful(tallies[id])
 		if doubtful == (c.DoubtedMs != 0) {
 			continue
 		}
 		if err := b.o.Store.Update(ctx, store.Soft, func(tx store.Tx) error {
 			var c statev1.Checker
 			version, err := store.Load(tx, checkerKey(id), &c)
-			if err != nil || version == 0 {
-				return err
+			if err != nil || version == 0 || doubtful == (c.DoubtedMs != 0) {
+				return err // another host was first
 			}
 			if c.DoubtedMs = 0; doubtful {
 				c.DoubtedMs = now
 			}
 			return store.Save(tx, checkerKey(id), &c)
 		}); err != nil {
-			return nil, nil, err
+			return err
 		}
 		if doubtful {
-			doubted[id] = now
 			b.log.Warn("a checker fails nearly everything: its word alone counts for less", "checker", id)
 		}
 	}
-	return troubled, doubted, nil
+	return nil
 }
 
-// judgeScope judges one scope in one transaction and returns its alarm.
-func (b *Broker) judgeScope(ctx context.Context, g group, doubted map[string]int64) (alarm string, err error) {
-	var j Judgement
-	var was map[string]*statev1.Check
-	err = b.o.Store.Update(ctx, store.Soft, func(tx store.Tx) (err error) {
-		j = Judgement{}
-		plane := b.o.Planes[g.plane]
-		how, err := plane.Scope(tx, g.scope)
-		if err != nil || how.Probe == "" {
-			return err // sync clears it
-		}
-		if was, err = checksOf(tx, g); err != nil {
-			return err
-		}
-		s := Scene{Now: tx.Now().UnixMilli(), Doubted: doubted, Group: &statev1.CheckGroup{}}
-		version, err := store.Load(tx, g.key(), s.Group)
-		if err != nil {
-			return err
-		}
-		live, err := liveCheckers(tx, s.Now)
-		if err != nil {
-			return err
-		}
-		s.Checkers = able(live, how.Probe, "")
-		for id, c := range was {
-			s.Members = append(s.Members, Member{ID: id, Health: c.Health})
-		}
-		j = Judge(b.o.Rules, s)
-		for _, m := range j.Changed {
-			c := was[m.ID]
-			if c.GetHealth().GetOut() != m.Health.Out {
-				if err := plane.SetOut(tx, g.scope, m.ID, c.RegisteredMs, m.Health.Out); err != nil {
-					return err
-				}
-			}
-			next := proto.CloneOf(c)
-			next.Health = m.Health
-			if err := saveCheck(tx, place{g.plane, g.scope, m.ID}, next); err != nil {
-				return err
-			}
-		}
-		if !j.Trouble {
-			if err := tx.IndexDelete(troubleIndex, g.member()); err != nil {
-				return err
-			}
-		}
-		if version != 0 && j.Group.BrakedMs == s.Group.BrakedMs && j.Group.Alarm == s.Group.Alarm {
-			return nil
-		}
-		return store.Save(tx, g.key(), j.Group)
-	})
-	if err != nil {
-		return "", err
+// scene is what a scope's judgement rests on, as it is in the store.
+type scene struct {
+	Scene
+	version uint64 // of the group's record
+	checks  map[string]*statev1.Check
+}
+
+// scene reads a scope; nil when there is nothing to judge, or nothing yet by the
+// probe that is asked for now.
+func (b *Broker) scene(tx store.ReadTx, g group) (*scene, error) {
+	how, err := b.o.Planes[g.plane].Scope(tx, g.scope)
+	if err != nil || how.Probe == "" {
+		return nil, err // sync clears it
 	}
-	b.took(g, was, j)
-	return j.Group.GetAlarm(), nil
+	s := &scene{Scene: Scene{Now: tx.Now().UnixMilli(), Doubted: map[string]int64{}, Group: &statev1.CheckGroup{}}}
+	if s.version, err = store.Load(tx, g.key(), s.Group); err != nil {
+		return nil, err
+	}
+	live, err := liveCheckers(tx, s.Now)
+	if err != nil {
+		return nil, err
+	}
+	s.Checkers = judges(live, how.Probe)
+	for id, c := range live {
+		if c.DoubtedMs != 0 {
+			s.Doubted[id] = c.DoubtedMs
+		}
+	}
+	if s.checks, err = checksOf(tx, g); err != nil {
+		return nil, err
+	}
+	asked := how.digest()
+	for id, c := range s.checks {
+		if !bytes.Equal(c.Asked, asked) {
+			return nil, nil // sync begins it anew
+		}
+		s.Members = append(s.Members, Member{ID: id, Health: c.Health})
+	}
+	return s, nil
+}
+
+// changes reports whether a judgement has anything to write.
+func (s *scene) changes(j Judgement) bool {
+	return len(j.Changed) > 0 || !j.Trouble || s.regroups(j)
+}
+
+func (s *scene) regroups(j Judgement) bool {
+	return s.version == 0 || j.Group.BrakedMs != s.Group.BrakedMs || j.Group.Alarm != s.Group.Alarm
+}
+
+// tally counts a scope's targets by who saw them last.
+func (s *scene) tally() map[string]Tally {
+	tally := map[string]Tally{}
+	for _, c := range s.checks {
+		if by := c.GetSeen().GetChecker(); by != "" {
+			t := tally[by]
+			t.Seen++
+			if failing(c.GetHealth()) {
+				t.Failing++
+			}
+			tally[by] = t
+		}
+	}
+	return tally
+}
+
+// judgeScope judges one scope and returns its alarm. A judgement that changes
+// nothing, as most do, only reads; any other one is made once more by what is
+// there when it is written.
+func (b *Broker) judgeScope(ctx context.Context, g group) (alarm string, tally map[string]Tally, err error) {
+	var s *scene
+	var j Judgement
+	look := func(tx store.ReadTx) (err error) {
+		if s, err = b.scene(tx, g); s == nil || err != nil {
+			s, j = nil, Judgement{}
+			return err
+		}
+		j = Judge(b.o.Rules, s.Scene)
+		return nil
+	}
+	if err := b.o.Store.View(ctx, look); err != nil {
+		return "", nil, err
+	}
+	if s != nil && s.changes(j) {
+		if err := b.o.Store.Update(ctx, store.Soft, func(tx store.Tx) error {
+			if err := look(tx); s == nil || err != nil {
+				return err
+			}
+			return b.carryOut(tx, g, s, j)
+		}); err != nil {
+			return "", nil, err
+		}
+		if s != nil {
+			b.took(g, s.checks, j)
+		}
+	}
+	if s == nil {
+		return "", nil, nil
+	}
+	return j.Group.GetAlarm(), s.tally(), nil
+}
+
+// carryOut writes a judgement.
+func (b *Broker) carryOut(tx store.Tx, g group, s *scene, j Judgement) error {
+	for _, m := range j.Changed {
+		c := s.checks[m.ID]
+		if c.GetHealth().GetOut() != m.Health.Out {
+			if err := b.o.Planes[g.plane].SetOut(tx, g.scope, m.ID, c.RegisteredMs, m.Health.Out); err != nil {
+				return err
+			}
+		}
+		next := proto.CloneOf(c)
+		next.Health = m.Health
+		if err := store.Save(tx, place{g.plane, g.scope, m.ID}.key(), next); err != nil {
+			return err
+		}
+	}
+	if !j.Trouble {
+		if err := tx.IndexDelete(troubleIndex, g.member()); err != nil {
+			return err
+		}
+	}
+	if !s.regroups(j) {
+		return nil
+	}
+	return store.Save(tx, g.key(), j.Group)
 }
 
 // took counts and logs what a judgement changed, once it is committed.

@@ -65,6 +65,11 @@ const (
 	IngressesPerService = 100
 	PathPrefixLen       = 1 << 10 // as sdk/dona/ingress has it
 	ConsumersPerService = 500     // an audit entry names them all
+
+	Checkers     = 1_000 // outside the hosts and inside
+	CheckWindow  = 256   // tasks that a checker holds at once
+	Probes       = 256   // that a checker announces
+	Observations = 1_000 // of one report
 )
 
 // Service checks a service name: [a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?

@@ -35,10 +35,7 @@ func (m *memStore) Update(ctx context.Context, d store.Durability, fn func(store
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	tx := &memTx{m: m, rev: m.rev + 1, records: maps.Clone(m.records), indexes: map[string]map[string]uint64{}, logs: maps.Clone(m.logs)}
-	for name, ix := range m.indexes {
-		tx.indexes[name] = maps.Clone(ix)
-	}
+	tx := m.transaction()
 	if err := fn(tx); err != nil {
 		return err
 	}
@@ -53,6 +50,15 @@ func (m *memStore) Update(ctx context.Context, d store.Durability, fn func(store
 		}
 	}
 	return nil
+}
+
+// transaction is one on a copy of what is there; m is locked.
+func (m *memStore) transaction() *memTx {
+	tx := &memTx{m: m, rev: m.rev + 1, records: maps.Clone(m.records), indexes: map[string]map[string]uint64{}, logs: maps.Clone(m.logs)}
+	for name, ix := range m.indexes {
+		tx.indexes[name] = maps.Clone(ix)
+	}
+	return tx
 }
 
 func (m *memStore) View(ctx context.Context, fn func(store.ReadTx) error) error {

@@ -23,7 +23,7 @@ const (
 )
 
 // check/<plane>/<scope>/<id>: one target, its task and what is known of its
-// health. Index check, score due or end of lease in ms: <plane>/<scope>/<id>.
+// health. Index check-due/<plane>/<scope>, score due or end of lease in ms: the ids.
 // Index check/<plane>/<scope>: the ids. Soft.
 type Check struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -43,6 +43,7 @@ type Check struct {
 	LeaseMs       int64        `protobuf:"varint,12,opt,name=lease_ms,json=leaseMs,proto3" json:"lease_ms,omitempty"`                  // end of the lease
 	ReportedToken string       `protobuf:"bytes,13,opt,name=reported_token,json=reportedToken,proto3" json:"reported_token,omitempty"` // of the lease that was reported last
 	ReportedBy    string       `protobuf:"bytes,14,opt,name=reported_by,json=reportedBy,proto3" json:"reported_by,omitempty"`
+	Windowed      bool         `protobuf:"varint,17,opt,name=windowed,proto3" json:"windowed,omitempty"` // the lease is in index check-held/<holder>
 	Health        *CheckHealth `protobuf:"bytes,15,opt,name=health,proto3" json:"health,omitempty"`
 	Seen          *CheckSeen   `protobuf:"bytes,16,opt,name=seen,proto3" json:"seen,omitempty"`
 	unknownFields protoimpl.UnknownFields
@@ -175,6 +176,13 @@ func (x *Check) GetReportedBy() string {
 		return x.ReportedBy
 	}
 	return ""
+}
+
+func (x *Check) GetWindowed() bool {
+	if x != nil {
+		return x.Windowed
+	}
+	return false
 }
 
 func (x *Check) GetHealth() *CheckHealth {
@@ -385,8 +393,9 @@ func (x *CheckSeen) GetChecker() string {
 	return ""
 }
 
-// check/<plane>/<scope>: the guard over a scope's targets. Index check-scope: the
-// scopes that have one. Index check-trouble: those where something fails. Soft.
+// check/<plane>/<scope>: the guard over a scope's targets. Index check-scope, score
+// of the first in check-due/<plane>/<scope>: the scopes that have tasks. Index
+// check-trouble: those where something fails. Soft.
 type CheckGroup struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	BrakedMs      int64                  `protobuf:"varint,1,opt,name=braked_ms,json=brakedMs,proto3" json:"braked_ms,omitempty"` // since when more than half fail; 0 = they do not
@@ -439,12 +448,19 @@ func (x *CheckGroup) GetAlarm() string {
 	return ""
 }
 
-// checker/<id>: a checker that is there. Index checker, score end in ms. Soft.
+// checker/<id>: a checker that is there. Index checker, score end in ms. Index
+// check-held/<id>, score end of lease in ms: <plane>/<scope>/<id> of the tasks that a
+// checker outside holds. Soft.
 type Checker struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	UntilMs       int64                  `protobuf:"varint,1,opt,name=until_ms,json=untilMs,proto3" json:"until_ms,omitempty"`
-	Probes        []string               `protobuf:"bytes,2,rep,name=probes,proto3" json:"probes,omitempty"`                         // that it can run; empty = all
-	DoubtedMs     int64                  `protobuf:"varint,3,opt,name=doubted_ms,json=doubtedMs,proto3" json:"doubted_ms,omitempty"` // since when it fails nearly everything of several scopes
+	state     protoimpl.MessageState `protogen:"open.v1"`
+	UntilMs   int64                  `protobuf:"varint,1,opt,name=until_ms,json=untilMs,proto3" json:"until_ms,omitempty"`
+	Probes    []string               `protobuf:"bytes,2,rep,name=probes,proto3" json:"probes,omitempty"`                         // that it can run; empty = all, outside none
+	DoubtedMs int64                  `protobuf:"varint,3,opt,name=doubted_ms,json=doubtedMs,proto3" json:"doubted_ms,omitempty"` // since when it fails nearly everything of several scopes
+	// Of one outside the hosts, that registered.
+	Outside       bool            `protobuf:"varint,4,opt,name=outside,proto3" json:"outside,omitempty"`
+	InstanceId    string          `protobuf:"bytes,5,opt,name=instance_id,json=instanceId,proto3" json:"instance_id,omitempty"` // the process; another one of the same id takes its place
+	Window        uint32          `protobuf:"varint,6,opt,name=window,proto3" json:"window,omitempty"`                          // tasks that it may hold
+	Levels        []v1.CheckLevel `protobuf:"varint,7,rep,packed,name=levels,proto3,enum=controlplane.v1.CheckLevel" json:"levels,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -500,11 +516,39 @@ func (x *Checker) GetDoubtedMs() int64 {
 	return 0
 }
 
+func (x *Checker) GetOutside() bool {
+	if x != nil {
+		return x.Outside
+	}
+	return false
+}
+
+func (x *Checker) GetInstanceId() string {
+	if x != nil {
+		return x.InstanceId
+	}
+	return ""
+}
+
+func (x *Checker) GetWindow() uint32 {
+	if x != nil {
+		return x.Window
+	}
+	return 0
+}
+
+func (x *Checker) GetLevels() []v1.CheckLevel {
+	if x != nil {
+		return x.Levels
+	}
+	return nil
+}
+
 var File_state_v1_check_proto protoreflect.FileDescriptor
 
 const file_state_v1_check_proto_rawDesc = "" +
 	"\n" +
-	"\x14state/v1/check.proto\x12\bstate.v1\x1a\"controlplane/v1/controlplane.proto\"\xd5\x03\n" +
+	"\x14state/v1/check.proto\x12\bstate.v1\x1a\"controlplane/v1/controlplane.proto\"\xf1\x03\n" +
 	"\x05Check\x12\x14\n" +
 	"\x05plane\x18\x01 \x01(\tR\x05plane\x12\x14\n" +
 	"\x05scope\x18\x02 \x01(\tR\x05scope\x12\x0e\n" +
@@ -523,7 +567,8 @@ const file_state_v1_check_proto_rawDesc = "" +
 	"\blease_ms\x18\f \x01(\x03R\aleaseMs\x12%\n" +
 	"\x0ereported_token\x18\r \x01(\tR\rreportedToken\x12\x1f\n" +
 	"\vreported_by\x18\x0e \x01(\tR\n" +
-	"reportedBy\x12-\n" +
+	"reportedBy\x12\x1a\n" +
+	"\bwindowed\x18\x11 \x01(\bR\bwindowed\x12-\n" +
 	"\x06health\x18\x0f \x01(\v2\x15.state.v1.CheckHealthR\x06health\x12'\n" +
 	"\x04seen\x18\x10 \x01(\v2\x13.state.v1.CheckSeenR\x04seen\"\xed\x01\n" +
 	"\vCheckHealth\x12/\n" +
@@ -549,12 +594,17 @@ const file_state_v1_check_proto_rawDesc = "" +
 	"\n" +
 	"CheckGroup\x12\x1b\n" +
 	"\tbraked_ms\x18\x01 \x01(\x03R\bbrakedMs\x12\x14\n" +
-	"\x05alarm\x18\x02 \x01(\tR\x05alarm\"[\n" +
+	"\x05alarm\x18\x02 \x01(\tR\x05alarm\"\xe3\x01\n" +
 	"\aChecker\x12\x19\n" +
 	"\buntil_ms\x18\x01 \x01(\x03R\auntilMs\x12\x16\n" +
 	"\x06probes\x18\x02 \x03(\tR\x06probes\x12\x1d\n" +
 	"\n" +
-	"doubted_ms\x18\x03 \x01(\x03R\tdoubtedMsB\x94\x01\n" +
+	"doubted_ms\x18\x03 \x01(\x03R\tdoubtedMs\x12\x18\n" +
+	"\aoutside\x18\x04 \x01(\bR\aoutside\x12\x1f\n" +
+	"\vinstance_id\x18\x05 \x01(\tR\n" +
+	"instanceId\x12\x16\n" +
+	"\x06window\x18\x06 \x01(\rR\x06window\x123\n" +
+	"\x06levels\x18\a \x03(\x0e2\x1b.controlplane.v1.CheckLevelR\x06levelsB\x94\x01\n" +
 	"\fcom.state.v1B\n" +
 	"CheckProtoP\x01Z7github.com/dodona-project/dodona/proto/state/v1;statev1\xa2\x02\x03SXX\xaa\x02\bState.V1\xca\x02\bState\\V1\xe2\x02\x14State\\V1\\GPBMetadata\xea\x02\tState::V1b\x06proto3"
 
@@ -580,6 +630,7 @@ var file_state_v1_check_proto_goTypes = []any{
 	(v1.Health)(0),                   // 5: controlplane.v1.Health
 	(v1.HealthObservation_Result)(0), // 6: controlplane.v1.HealthObservation.Result
 	(v1.ErrorClass)(0),               // 7: controlplane.v1.ErrorClass
+	(v1.CheckLevel)(0),               // 8: controlplane.v1.CheckLevel
 }
 var file_state_v1_check_proto_depIdxs = []int32{
 	1, // 0: state.v1.Check.health:type_name -> state.v1.CheckHealth
@@ -587,11 +638,12 @@ var file_state_v1_check_proto_depIdxs = []int32{
 	5, // 2: state.v1.CheckHealth.health:type_name -> controlplane.v1.Health
 	6, // 3: state.v1.CheckSeen.result:type_name -> controlplane.v1.HealthObservation.Result
 	7, // 4: state.v1.CheckSeen.error_class:type_name -> controlplane.v1.ErrorClass
-	5, // [5:5] is the sub-list for method output_type
-	5, // [5:5] is the sub-list for method input_type
-	5, // [5:5] is the sub-list for extension type_name
-	5, // [5:5] is the sub-list for extension extendee
-	0, // [0:5] is the sub-list for field type_name
+	8, // 5: state.v1.Checker.levels:type_name -> controlplane.v1.CheckLevel
+	6, // [6:6] is the sub-list for method output_type
+	6, // [6:6] is the sub-list for method input_type
+	6, // [6:6] is the sub-list for extension type_name
+	6, // [6:6] is the sub-list for extension extendee
+	0, // [0:6] is the sub-list for field type_name
 }
 
 func init() { file_state_v1_check_proto_init() }
