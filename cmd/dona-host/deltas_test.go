@@ -210,7 +210,7 @@ func versions(ctx context.Context, t *testing.T, api donav1.ControlPlaneClient, 
 				if f, err = stream.Recv(); err != nil {
 					break
 				}
-				next := held
+				var next *mirror.Snapshot
 				switch f.Form {
 				case donav1.ConfigSnapshot_FORM_UNCHANGED:
 					continue
