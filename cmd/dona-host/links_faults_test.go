@@ -468,15 +468,22 @@ func TestReconnectStorm(t *testing.T) {
 		}
 		return s.Config.Version
 	}
-	until(t, "all clients", func() bool { return synced(version()) == clients })
+	largest := int64(0)
+	quarters := func(what string) {
+		t.Helper()
+		for quarter := 1; quarter <= 4; quarter++ { // a busy machine has time for each
+			until(t, fmt.Sprintf("%d of 4 quarters of the clients to be %s", quarter, what), func() bool {
+				largest = max(largest, resident(t, p.cmd.Process.Pid))
+				return synced(version()) >= clients*quarter/4
+			})
+		}
+	}
+	quarters("in sync")
 	p.kill()
 	until(t, "all clients to notice", func() bool { return synced(0) == 0 })
 	p.start()
-	began, largest := time.Now(), int64(0)
-	until(t, "all clients to be in sync again", func() bool {
-		largest = max(largest, resident(t, p.cmd.Process.Pid))
-		return synced(version()) == clients
-	})
+	began := time.Now()
+	quarters("in sync again")
 	t.Logf("%d clients in sync %v after the host was back, which took up to %d MiB", clients, time.Since(began).Round(time.Millisecond), largest>>20)
 	if largest > most {
 		t.Errorf("the host took %d MiB, want at most %d", largest>>20, most>>20)
