@@ -4,6 +4,7 @@ package main
 
 import (
 	"fmt"
+	"strings"
 	"syscall"
 	"testing"
 	"time"
@@ -24,23 +25,27 @@ func TestDeliveryCrashPoints(t *testing.T) {
 		strategy donav1.StartDeploymentRequest_Strategy
 		points   []string
 		weights  string
+		bad      bool // the canary fails
 	}{
-		{recreate, []string{"delivery.before-step:1", "delivery.inside-step:1", "delivery.after-step:1"}, "v2=100"},
-		{blueGreen, []string{"delivery.before-step:1", "delivery.inside-step:1", "delivery.after-step:1"}, "v2=100 v1=0"},
+		{recreate, []string{"delivery.before-step:1", "delivery.inside-step:1", "delivery.after-step:1"}, "v2=100", false},
+		{blueGreen, []string{"delivery.before-step:1", "delivery.inside-step:1", "delivery.after-step:1"}, "v2=100 v1=0", false},
 		// The second visit inside a step is its end, within that of its rollout:
 		// the first step, the second, and the promotion.
 		{canary, []string{
 			"delivery.before-step:1", "delivery.inside-step:1", "delivery.after-step:1", "delivery.inside-step:2",
 			"rollout.before-step:1", "rollout.inside-step:2", "rollout.after-step:2", "rollout.before-step:3", "rollout.inside-step:3", "rollout.after-step:3",
-		}, "v2=100 v1=0"},
+		}, "v2=100 v1=0", false},
+		// The rollback is the second step of the rollout.
+		{canary, []string{"rollout.before-step:2", "rollout.inside-step:2", "delivery.inside-step:2", "rollout.after-step:2"}, "v2=0 v1=100", true},
 	} {
 		for _, point := range c.points {
-			t.Run(fmt.Sprint(c.strategy, " ", point), func(t *testing.T) {
+			t.Run(fmt.Sprint(c.strategy, " ", point, map[bool]string{true: " rolled back"}[c.bad]), func(t *testing.T) {
 				t.Parallel()
 				p := newProcess(t)
 				p.env = []string{"DONA_CRASH_POINT=" + point}
 				p.spawn()
 				s := ship(t, p)
+				s.bad.Store(c.bad)
 				s.up("v1")
 				s.serving("v1")
 				d := s.deploy(s.release("2", "v2"), c.strategy)
@@ -58,7 +63,11 @@ func TestDeliveryCrashPoints(t *testing.T) {
 				}
 				p.env = nil
 				p.start()
-				if got := s.reach(d.Id, donav1.Deployment_STATE_SUCCEEDED); split(got) != c.weights {
+				end := donav1.Deployment_STATE_SUCCEEDED
+				if c.bad {
+					end = donav1.Deployment_STATE_ROLLED_BACK
+				}
+				if got := s.reach(d.Id, end); split(got) != c.weights {
 					t.Errorf("it ended with weights %s, want %s", split(got), c.weights)
 				}
 				p.kill()
@@ -67,7 +76,7 @@ func TestDeliveryCrashPoints(t *testing.T) {
 				if c.strategy == canary {
 					rollouts = 1
 				}
-				if told := l.deployments[d.Id]; told.state != "SUCCEEDED" || told.ends != 1 || len(l.rollouts) != rollouts || len(l.deployments) != 1 {
+				if told := l.deployments[d.Id]; told.state != strings.TrimPrefix(end.String(), "STATE_") || told.ends != 1 || len(l.rollouts) != rollouts || len(l.deployments) != 1 {
 					t.Errorf("the audit chain tells %+v, of %d deployments and %d rollouts", told, len(l.deployments), len(l.rollouts))
 				}
 			})

@@ -24,23 +24,32 @@ type shipment struct {
 	client donav1.ControlPlaneClient
 	fleets []*crew
 	bad    atomic.Bool // the calls of v2 fail
+	quiet  func()      // ends the reports
+	step   uint32      // seconds of a canary's step
 }
 
 // ship expects a host that was spawned.
 func ship(t *testing.T, p *process) *shipment {
 	t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
-	s := &shipment{t: t, p: p, ctx: ctx, client: donav1.NewControlPlaneClient(p.dial())}
-	var reports sync.WaitGroup
-	reports.Go(func() { reportCalls(ctx, s.client, &s.bad) })
+	s := &shipment{t: t, p: p, ctx: ctx, client: donav1.NewControlPlaneClient(p.dial()), step: 2}
+	s.talk()
 	t.Cleanup(func() {
 		cancel()
-		reports.Wait()
+		s.quiet()
 		for _, f := range s.fleets {
 			f.Wait()
 		}
 	})
 	return s
+}
+
+// talk begins to report calls of both variants.
+func (s *shipment) talk() {
+	ctx, cancel := context.WithCancel(s.ctx)
+	var reports sync.WaitGroup
+	reports.Go(func() { reportCalls(ctx, s.client, &s.bad) })
+	s.quiet = func() { cancel(); reports.Wait() }
 }
 
 // up brings endpoints of a variant, in region eu.
@@ -79,7 +88,7 @@ func (s *shipment) deploy(r *donav1.Release, strategy donav1.StartDeploymentRequ
 	s.t.Helper()
 	req := &donav1.StartDeploymentRequest{ReleaseId: r.Id, Environment: "prod", Regions: []string{"eu"}, Strategy: strategy, ReadyTimeoutSeconds: 120}
 	if strategy == donav1.StartDeploymentRequest_STRATEGY_CANARY {
-		req.Canary = &donav1.StartRolloutRequest{StableVariant: "v1", Steps: []uint32{50, 100}, StepSeconds: 2, MaxErrorPercent: 10, MinRequests: 5}
+		req.Canary = &donav1.StartRolloutRequest{StableVariant: "v1", Steps: []uint32{50, 100}, StepSeconds: s.step, MaxErrorPercent: 10, MinRequests: 5}
 	}
 	d, err := s.client.StartDeployment(s.ctx, req)
 	if err != nil {
@@ -163,6 +172,61 @@ func TestCanaryDeployment(t *testing.T) {
 	list, err := s.client.ListReleases(s.ctx, &donav1.ListReleasesRequest{Service: "web"})
 	if err != nil || len(list.Releases) != 1 || list.Releases[0].Id != r.Id {
 		t.Errorf("the releases are %v, %v", list, err)
+	}
+}
+
+// TestCanaryDeploymentIsKilledAllTheWay: kill -9 in each state and step between the
+// first and the last; it holds as long as nothing is measured, and ends right.
+func TestCanaryDeploymentIsKilledAllTheWay(t *testing.T) {
+	t.Parallel()
+	p := newProcess(t)
+	p.start()
+	s := ship(t, p)
+	s.up("v1")
+	s.serving("v1")
+	s.quiet()
+	s.step = 4 // so that a busy machine sees each state before it is over
+	d := s.deploy(s.release("2", "v2"), donav1.StartDeploymentRequest_STRATEGY_CANARY)
+	s.up("v2")
+	// at waits for a state of the rollout with a share of v2, which it has to reach by
+	// the way that is allowed.
+	at := func(state donav1.RolloutStatus_State, weights string) *donav1.RolloutStatus {
+		t.Helper()
+		var got *donav1.StatusReply
+		until(t, fmt.Sprint(state, " at ", weights), func() bool {
+			got = s.status()
+			return got.GetRollout().GetState() == state && split(got) == weights
+		})
+		if d := got.Deployments[0]; d.State != donav1.Deployment_STATE_RUNNING {
+			t.Fatalf("the deployment of a rollout that is %s is %s", state, d.State)
+		}
+		return got.Rollout
+	}
+	const progressing, holding = donav1.RolloutStatus_STATE_PROGRESSING, donav1.RolloutStatus_STATE_HOLDING
+	first := at(progressing, "v2=50 v1=50")
+	s.again()
+	held := at(holding, "v2=50 v1=50")
+	s.again()
+	if after := at(holding, "v2=50 v1=50"); after.Id != first.Id || after.DwellMs < held.DwellMs {
+		t.Errorf("it held as %v, and after kill -9 as %v", held, after)
+	}
+	s.talk()
+	at(progressing, "v2=100 v1=0")
+	s.quiet()
+	s.again()
+	at(holding, "v2=100 v1=0")
+	s.again()
+	s.talk()
+	got := s.reach(d.Id, donav1.Deployment_STATE_SUCCEEDED)
+	if split(got) != "v2=100 v1=0" || got.Rollout.State != donav1.RolloutStatus_STATE_PROMOTED || got.Rollout.Id != first.Id {
+		t.Errorf("it ended as %v with weights %s and the rollout %v", got.Deployments, split(got), got.Rollout)
+	}
+	l := s.again()
+	if told := l.deployments[d.Id]; told == nil || told.state != "SUCCEEDED" || told.ends != 1 || len(l.rollouts) != 1 || l.rollouts[first.Id].ends != 1 {
+		t.Errorf("the audit chain tells %+v, and of rollouts %+v", told, l.rollouts)
+	}
+	if got := s.reach(d.Id, donav1.Deployment_STATE_SUCCEEDED); split(got) != "v2=100 v1=0" {
+		t.Errorf("after kill -9 the weights are %s", split(got))
 	}
 }
 

@@ -102,9 +102,12 @@ const sections = { 1: 'weights', 2: 'residency', 3: 'plan', 4: 'quarantined_vari
 function apply(held, frame) {
   let next = frame;
   if (frame.form === UNCHANGED) {
-    if (!held || held.version !== frame.version) throw new Error(`version ${frame.version} is called unchanged and is not held`);
+    if (!held || held.version !== frame.version || (frame.checksum.length > 0 && !frame.checksum.equals(held.checksum))) {
+      throw new Error(`version ${frame.version} is called unchanged and is not held`);
+    }
     return held;
   }
+  if (![0, FULL, DELTA].includes(frame.form)) throw new Error(`form ${frame.form} is not known here`);
   if (frame.form === DELTA) {
     if (!held || held.version !== frame.base_version) throw new Error(`delta against version ${frame.base_version}, held is ${held && held.version}`);
     next = { ...held, version: frame.version, checksum: frame.checksum,

@@ -40,12 +40,20 @@ function watch(failures, full) {
   };
   stream.on('data', (frame) => {
     if (ended) return;
+    const reject = (why, damaged) => {
+      applied({ version: frame.version, rejected_reason: why });
+      console.log(`rejected ${frame.version}: ${why}`);
+      again(damaged);
+    };
+    // A host that is behind: the next watch tells it what is held here.
+    if (held && BigInt(frame.version) < BigInt(held.version)) {
+      reject(`version ${frame.version} is lower than ${held.version}, which is held`, false);
+      return;
+    }
     try {
       held = dona.apply(held, frame);
     } catch (err) {
-      applied({ version: frame.version, rejected_reason: err.message });
-      console.log(`rejected ${frame.version}: ${err.message}`);
-      again(true);
+      reject(err.message, true);
       return;
     }
     failures = 0;

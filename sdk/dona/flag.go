@@ -20,7 +20,8 @@ var ErrUnit = bucket.ErrUnit
 type Evaluation struct {
 	Variant       string        // empty when the flag gives none that can serve
 	Reason        donav1.Reason // TARGETING_MATCH, SPLIT, DEFAULT, DISABLED or ERROR
-	Everyone      bool          // the flag has no rules and gives the variant to all
+	Everyone      bool          // no rule decided, and the flag gives the variant to all others
+	Ruled         bool          // the flag has rules
 	Problem       string        // what is wrong, with REASON_ERROR
 	Broken        bool          // it is that this client cannot follow the flag
 	ConfigVersion uint64        // of the snapshot
@@ -58,6 +59,7 @@ func (s *Service) Flag(ctx context.Context, key string, req Request) (Evaluation
 	if o := s.client.opts.observer; o != nil {
 		o.Evaluated(ctx, s.name, out.ConfigVersion, digestOf(req.Unit), FlagGave{Flag: key, Variant: res.Variant, Reason: res.Reason})
 	}
-	out.Variant, out.Reason, out.Everyone, out.Problem, out.Broken = res.Variant, res.Reason, res.Everyone, res.Why, res.Broken
+	out.Variant, out.Reason, out.Everyone, out.Ruled = res.Variant, res.Reason, res.Everyone, res.Ruled
+	out.Problem, out.Broken = res.Why, res.Broken
 	return out, nil
 }

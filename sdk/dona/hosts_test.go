@@ -303,12 +303,13 @@ func (h *halfOpen) Write(p []byte) (int, error) {
 	return h.Conn.Write(p)
 }
 
-// TestHalfOpen (N2) loses one way of the connection to a host: pings find it, and the
+// TestHalfOpen (N2) loses one way of the connection to a host, or both: pings find it, and the
 // watch and the registration are at the other host 40 s later, plus the wait.
 func TestHalfOpen(t *testing.T) {
 	for name, lose := range map[string]func(*halfOpen){
 		"to the client": func(h *halfOpen) { h.in.Store(true) },
 		"to the host":   func(h *halfOpen) { h.out.Store(true) },
+		"both":          func(h *halfOpen) { h.in.Store(true); h.out.Store(true) },
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {

@@ -314,6 +314,11 @@ func randomSnapshot(r *rand.Rand) *donav1.ConfigSnapshot {
 	if r.IntN(2) == 0 {
 		s.Plan = &donav1.Plan{Strategy: "s", Generation: r.Uint64(), Algorithm: donav1.Algorithm_ALGORITHM_RANDOM,
 			Weights: map[string]uint32{"e10": r.Uint32N(2), "e2": 7, "é": 1}, GroupTiers: map[string]uint32{"": 3}}
+		if r.IntN(2) == 0 {
+			s.Plan.GroupWeights = map[string]uint32{"eu": r.Uint32N(200), "": 1, "用户": 0}
+			s.Plan.Choices, s.Plan.MaxLoadPercent = r.Uint32N(4), 100+r.Uint32N(100)
+			s.Plan.Hash = &donav1.HashPolicy{Source: donav1.HashPolicy_Source(1 + r.IntN(2)), Name: word(r, 4)}
+		}
 	}
 	if r.IntN(3) == 0 {
 		s.QuarantinedVariants = []string{"v2"}
@@ -346,6 +351,14 @@ func randomChange(r *rand.Rand, s *donav1.ConfigSnapshot) (next, delta *donav1.C
 	if r.IntN(3) == 0 {
 		next.QuarantinedVariants = nil
 		delta.Replaced = append(delta.Replaced, donav1.ConfigSnapshot_SECTION_QUARANTINED_VARIANTS)
+	}
+	if r.IntN(4) == 0 {
+		next.Plan, next.Residency = nil, &donav1.ResidencyPolicy{AllowedRegions: []string{"us"}}
+		if r.IntN(2) == 0 {
+			next.Residency = nil
+		}
+		delta.Plan, delta.Residency = next.Plan, next.Residency
+		delta.Replaced = append(delta.Replaced, donav1.ConfigSnapshot_SECTION_PLAN, donav1.ConfigSnapshot_SECTION_RESIDENCY)
 	}
 	delta.Checksum = sealed(next).Checksum
 	return next, delta

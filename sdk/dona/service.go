@@ -50,6 +50,16 @@ type watchStatus struct {
 	fromDisk   bool
 	host       string
 	problem    error
+	disk       error // why what was kept on disk is of no use
+}
+
+// trouble is what hosts have to do with there being no watch, nil before the first
+// attempt, and what the disk has.
+func (w *watchStatus) trouble() error {
+	if w.problem != nil && w.disk != nil {
+		return fmt.Errorf("%w; %w", w.problem, w.disk)
+	}
+	return w.problem
 }
 
 // Name returns the name of the service.
@@ -108,7 +118,7 @@ func (s *Service) noData() error {
 	if s.refused != nil {
 		return s.refused
 	}
-	if problem := s.changed.Load().problem; problem != nil {
+	if problem := s.changed.Load().trouble(); problem != nil {
 		return fmt.Errorf("%w: no snapshot of service %s yet: %w", ErrNoData, s.name, problem)
 	}
 	return fmt.Errorf("%w: no snapshot of service %s yet", ErrNoData, s.name)
@@ -194,13 +204,13 @@ type Status struct {
 	StaleSince time.Time // when the last host was lost, or for a snapshot from disk when it was saved
 	FromDisk   bool      // no host has confirmed it since this process began
 	Host       string    // the host that serves the watch, or empty
-	Problem    error     // why there is no watch or a snapshot was refused; nil when all is well
+	Problem    error     // why there is no watch, or a snapshot of a host or from disk was refused; nil when all is well
 }
 
 // Status returns what the service works with.
 func (s *Service) Status() Status {
 	st, w := s.current.Load(), s.changed.Load()
-	out := Status{Host: w.host, Problem: w.problem, FromDisk: w.fromDisk}
+	out := Status{Host: w.host, Problem: w.trouble(), FromDisk: w.fromDisk}
 	if s.refused != nil {
 		out.Problem = s.refused
 	}

@@ -302,7 +302,7 @@ func (s *Service) startFromDisk() {
 		s.tell()
 		s.open(false)
 	case !errors.Is(err, cache.ErrNone):
-		s.changed.Store(&watchStatus{problem: err})
+		s.changed.Store(&watchStatus{disk: err})
 		s.client.opts.log.Warn("kept snapshot is ignored", "service", s.name, "error", err)
 	}
 }

@@ -15,7 +15,8 @@ var ErrNoFlag = errors.New("no such flag")
 type FlagResult struct {
 	Variant    string        // empty when the flag gives none that can serve
 	Reason     donav1.Reason // TARGETING_MATCH, SPLIT, DEFAULT, DISABLED or ERROR
-	Everyone   bool          // the flag has no rules and gives the variant at 100 percent
+	Everyone   bool          // no rule decided, and the flag gives the variant at 100 percent
+	Ruled      bool          // the flag has rules
 	Why        string        // of REASON_ERROR
 	Broken     bool          // this client cannot follow the flag
 	Index      int32         // of the flag
@@ -65,7 +66,8 @@ func (p *Program) EvaluateFlag(key string, req *Request) (FlagResult, error) {
 	}
 	res.Variant = p.variants[hit.variant].name
 	res.Endpoint = v.pools[hit.variant].members[0]
-	res.Everyone = len(f.rules) == 0 && f.percent == 100
+	res.Everyone = hit.kind == KindFlagRollout && f.percent == 100
+	res.Ruled = len(f.rules) > 0
 	return res, nil
 }
 

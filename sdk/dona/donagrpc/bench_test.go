@@ -161,17 +161,22 @@ func (c *channel) ParseServiceConfig(string) *serviceconfig.ParseResult {
 // subchannels are connections that are ready when they are told so.
 type subchannels struct {
 	balancer.ClientConn
-	listeners []func(balancer.SubConnState)
+	all       []balancer.SubConn
+	listeners []func(balancer.SubConnState) // of all
 	picker    balancer.Picker
 }
 
-type subchannel struct{ balancer.SubConn }
+type subchannel struct {
+	balancer.SubConn
+	id int // so that no two are the same
+}
 
 func (subchannel) Connect()  {}
 func (subchannel) Shutdown() {}
 
 func (c *subchannels) NewSubConn(_ []resolver.Address, o balancer.NewSubConnOptions) (balancer.SubConn, error) {
-	c.listeners = append(c.listeners, o.StateListener)
-	return &subchannel{}, nil
+	sub := &subchannel{id: len(c.all)}
+	c.all, c.listeners = append(c.all, sub), append(c.listeners, o.StateListener)
+	return sub, nil
 }
 func (c *subchannels) UpdateState(s balancer.State) { c.picker = s.Picker }

@@ -20,32 +20,34 @@ import (
 // decision itself is always by the newest snapshot.
 type picker struct {
 	*found
-	subs    map[string]balancer.SubConn // by address; nil = there, and not connected
-	ready   int                         // of subs, those that are connected
-	away    []string                    // ids of endpoints that are not connected, when they are few
-	waiting bool                        // a connection may become ready soon
-	problem error                       // why others do not
+	byAddress map[string]*connection
+	ready     int      // of them, those that were connected when the picker was made
+	away      []string // ids of endpoints that were not, when they are few
+	waiting   bool     // a connection may become ready soon
+	problem   error    // why others do not
+
+	once    sync.Once
+	allAway []string // as away, however many
 }
 
+// When many are away, which is so at the start and when a network is cut, they are
+// found by picking them.
 const (
 	maxAway = 32 // endpoints left out beforehand: each costs a comparison for each one picked
 	turns   = 32 // decisions for one attempt of a call, when more are away
 )
 
-// leaveOut collects the endpoints that are away. When many are, which is so at the
-// start and when a network is cut, they are found by picking them.
-func (p *picker) leaveOut() {
-	for i := range p.endpoints {
-		e := &p.endpoints[i]
-		if p.subs[e.Address] != nil {
-			continue
+// everyAway returns the ids of all endpoints that are not connected. To leave out so
+// many is slow, and better than to fail.
+func (p *picker) everyAway() []string {
+	p.once.Do(func() {
+		for i := range p.endpoints {
+			if c := p.byAddress[p.endpoints[i].Address]; c == nil || !c.ready.Load() {
+				p.allAway = append(p.allAway, p.endpoints[i].ID)
+			}
 		}
-		if len(p.away) == maxAway {
-			p.away = nil
-			return
-		}
-		p.away = append(p.away, e.ID)
-	}
+	})
+	return p.allAway
 }
 
 // errNotConnected is for calls whose variant has endpoints, none of them connected.
@@ -77,15 +79,21 @@ func (p *picker) Pick(info balancer.PickInfo) (balancer.PickResult, error) {
 
 func (p *picker) pick(info balancer.PickInfo, req dona.Request) (balancer.PickResult, error) {
 	missed := len(p.away) > 0 // an endpoint was left out because it is not connected
-	for range turns {
+	for turn := range turns + 1 {
+		if turn == turns {
+			if p.waiting {
+				break
+			}
+			req.Tried = slices.Concat(req.Tried, p.everyAway())
+		}
 		pick, err := p.service.Pick(info.Ctx, req)
 		if err != nil {
 			return balancer.PickResult{}, p.refused(err, missed)
 		}
-		sub, known := p.subs[pick.Endpoint.Address]
-		if sub != nil {
+		at, known := p.byAddress[pick.Endpoint.Address]
+		if known && at.ready.Load() {
 			c := &call{pick: pick, route: p.route, ctx: info.Ctx, began: time.Now()}
-			return balancer.PickResult{SubConn: sub, Done: c.done}, nil
+			return balancer.PickResult{SubConn: at.sub, Done: c.done}, nil
 		}
 		pick.Cancel()
 		if !known {

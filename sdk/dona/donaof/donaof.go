@@ -18,13 +18,15 @@
 //	STATIC           the flag gives its variant to everybody and has no rules
 //	TARGETING_MATCH  a rule decided
 //	SPLIT            the unit is in the cohort
-//	DEFAULT          neither: the caller's default
+//	DEFAULT          no rule decided, and the flag gives its variant to everybody
+//	                 else; or it gives nothing: the caller's default
 //	DISABLED         the flag is switched off: the caller's default
 //	STALE            decided, and no host confirms the flags at the moment
 //	ERROR            see the error code: FLAG_NOT_FOUND, TYPE_MISMATCH,
 //	                 INVALID_CONTEXT (a unit that cannot be one), PROVIDER_NOT_READY,
-//	                 PARSE_ERROR (a flag that this client cannot follow), or GENERAL
-//	                 (its variant cannot serve, or Config.Values does not know it)
+//	                 PROVIDER_FATAL (the service's name cannot be one, or the client was
+//	                 closed), PARSE_ERROR (a flag that this client cannot follow), or
+//	                 GENERAL (its variant cannot serve, or Config.Values does not know it)
 package donaof
 
 import (
@@ -119,14 +121,14 @@ func evaluate[T any](ctx context.Context, p *Provider, flag string, otherwise T,
 	switch {
 	case errors.Is(err, dona.ErrNoFlag):
 		return fail(of.NewFlagNotFoundResolutionError(err.Error()))
-	case errors.Is(err, dona.ErrNoData), errors.Is(err, dona.ErrClosed):
+	case errors.Is(err, dona.ErrNoData):
 		return fail(of.NewProviderNotReadyResolutionError(err.Error()))
 	case ctx.Err() != nil:
 		return fail(of.NewGeneralResolutionError(err.Error()))
 	case errors.Is(err, dona.ErrUnit):
 		return fail(of.NewInvalidContextResolutionError(err.Error()))
-	case err != nil: // the service's name cannot be one
-		return fail(of.NewGeneralResolutionError(err.Error()))
+	case err != nil: // no other try helps
+		return fail(of.NewProviderFatalResolutionError(err.Error()))
 	}
 	out.FlagMetadata = of.FlagMetadata{"dona.config.version": fmt.Sprint(e.ConfigVersion)}
 	switch e.Reason {
@@ -142,8 +144,12 @@ func evaluate[T any](ctx context.Context, p *Provider, flag string, otherwise T,
 	case donav1.Reason_REASON_TARGETING_MATCH:
 		out.Reason = of.TargetingMatchReason
 	case donav1.Reason_REASON_SPLIT:
-		out.Reason = of.SplitReason
-		if e.Everyone {
+		switch {
+		case !e.Everyone:
+			out.Reason = of.SplitReason
+		case e.Ruled:
+			out.Reason = of.DefaultReason
+		default:
 			out.Reason = of.StaticReason
 		}
 	default:

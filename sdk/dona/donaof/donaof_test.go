@@ -4,7 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -41,7 +43,7 @@ func TestReasonsAndErrors(t *testing.T) {
 		code       string
 	}{
 		{"a rule", "by-rule", of.FlattenedContext{"plan": "gold"}, "10", of.TargetingMatchReason, ""},
-		{"no rule", "by-rule", of.FlattenedContext{"plan": "tin"}, "v1", of.SplitReason, ""},
+		{"no rule", "by-rule", of.FlattenedContext{"plan": "tin"}, "v1", of.DefaultReason, ""},
 		{"in the cohort", "half", of.FlattenedContext{of.TargetingKey: in}, "v1", of.SplitReason, ""},
 		{"not in the cohort", "half", of.FlattenedContext{of.TargetingKey: out}, "mine", of.DefaultReason, ""},
 		{"nobody", "half", nil, "mine", of.DefaultReason, ""},
@@ -103,6 +105,7 @@ func TestEvents(t *testing.T) {
 	}
 	defer away.Close()
 	none := donaof.New(away.Service("shop"), donaof.Config{})
+	defer none.Shutdown() // it waits on
 	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 	defer cancel()
 	var notReady *of.ProviderInitError
@@ -134,5 +137,89 @@ func TestEvents(t *testing.T) {
 	}
 	if d := p.StringEvaluation(t.Context(), "all", "mine", nil); d.Value != "v1" || d.Reason != "STALE" {
 		t.Errorf("without the host: %+v", d)
+	}
+}
+
+// A provider that nobody could reach a host for is ready when a host is there; what
+// can never be ready says so.
+func TestReadyLater(t *testing.T) {
+	h := donatest.Start(t)
+	service(t, h, []string{"v1"}, everyone("all", "v1"))
+	var there atomic.Bool
+	client, err := dona.Dial(t.Context(), h.Address, dona.WithoutCache(), dona.WithDialer(func(ctx context.Context, address string) (net.Conn, error) {
+		if !there.Load() {
+			return nil, errors.New("away")
+		}
+		return (&net.Dialer{}).DialContext(ctx, "tcp", address)
+	}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer client.Close()
+	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	defer cancel()
+	defer of.Shutdown()
+	if err := of.SetNamedProviderWithContextAndWait(ctx, "later", donaof.New(client.Service("shop"), donaof.Config{})); err == nil {
+		t.Error("ready without a host")
+	}
+	flags := of.NewClient("later")
+	donatest.Until(t, "the state is an error", func() bool { return flags.State() == of.ErrorState })
+	there.Store(true)
+	donatest.Until(t, "the provider is ready", func() bool { return flags.State() == of.ReadyState })
+	if v, err := flags.StringValue(t.Context(), "all", "mine", of.EvaluationContext{}); err != nil || v != "v1" {
+		t.Errorf("got %q, %v", v, err)
+	}
+
+	if err := client.Close(); err != nil {
+		t.Fatal(err)
+	}
+	for what, name := range map[string]string{"a closed client": "other", "a name that cannot be": "no such name"} {
+		p := donaof.New(client.Service(name), donaof.Config{})
+		var fatal *of.ProviderInitError
+		if err := p.InitWithContext(t.Context(), of.EvaluationContext{}); !errors.As(err, &fatal) || fatal.ErrorCode != of.ProviderFatalCode {
+			t.Errorf("%s: %v", what, err)
+		}
+		if d := p.StringEvaluation(t.Context(), "all", "mine", nil); d.Value != "mine" || d.ResolutionDetail().ErrorCode != of.ProviderFatalCode {
+			t.Errorf("%s: %+v", what, d)
+		}
+	}
+}
+
+// A provider that starts from disk while no host answers is stale, although
+// OpenFeature calls whatever has started ready.
+func TestStaleFromTheStart(t *testing.T) {
+	h := donatest.Start(t)
+	service(t, h, []string{"v1"}, everyone("all", "v1"))
+	dir := t.TempDir()
+	before, err := dona.Dial(t.Context(), h.Address, dona.WithCacheDir(dir))
+	if err != nil {
+		t.Fatal(err)
+	}
+	donatest.Until(t, "the client has the flag", func() bool {
+		_, err := before.Service("shop").Flag(t.Context(), "all", dona.Request{})
+		return err == nil
+	})
+	if err := before.Close(); err != nil { // writes what it has
+		t.Fatal(err)
+	}
+	h.Stop()
+	defer of.Shutdown()
+	for range 5 { // whose word is heard first is chance
+		client, err := dona.Dial(t.Context(), h.Address, dona.WithCacheDir(dir))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := of.SetNamedProviderWithContextAndWait(t.Context(), "disk", donaof.New(client.Service("shop"), donaof.Config{})); err != nil {
+			t.Fatal(err)
+		}
+		flags := of.NewClient("disk")
+		d, err := flags.StringValueDetails(t.Context(), "all", "mine", of.EvaluationContext{})
+		if err != nil || d.Value != "v1" || d.Reason != "STALE" {
+			t.Errorf("from disk: %+v, %v", d, err)
+		}
+		donatest.Until(t, "the provider is stale", func() bool { return flags.State() == of.StaleState })
+		if err := client.Close(); err != nil {
+			t.Fatal(err)
+		}
 	}
 }

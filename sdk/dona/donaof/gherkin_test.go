@@ -2,9 +2,11 @@ package donaof_test
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"reflect"
 	"strconv"
+	"sync/atomic"
 	"testing"
 
 	"github.com/cucumber/godog"
@@ -52,48 +54,104 @@ func everyone(flag, variant string, rules ...*donav1.TargetingRule) *donav1.Flag
 	return &donav1.FlagRule{Flag: flag, RolloutPercent: 100, RolloutVariant: variant, Targeting: rules}
 }
 
-// TestGherkin runs OpenFeature's own scenarios of evaluation.
+// everything gives a provider with the flags that the scenarios ask for.
+func everything(t *testing.T, h *donatest.Host) (*dona.Service, donaof.Config) {
+	t.Helper()
+	ballmer := func(variant string) *donav1.TargetingRule {
+		return &donav1.TargetingRule{Attribute: "email", Values: []string{"ballmer@macrosoft.com"}, Variant: variant}
+	}
+	types := map[string]map[string]any{
+		"boolean": {"on": true, "zero": false},
+		"string":  {"greeting": "hi", "zero": ""},
+		"integer": {"ten": 10, "zero": 0},
+		"float":   {"half": 0.5, "zero": 0.0},
+		"object":  {"template": map[string]any{"showImages": true, "title": "Check out these pics!", "imagesPerPage": 100}, "zero": map[string]any{}},
+	}
+	values := map[string]map[string]any{
+		"wrong-flag":       {"one": "uno"},
+		"context-aware":    {"internal": "INTERNAL", "external": "EXTERNAL"},
+		"complex-targeted": {"internal": "INTERNAL", "external": "EXTERNAL"},
+	}
+	flags := []*donav1.FlagRule{
+		everyone("wrong-flag", "one"),
+		everyone("context-aware", "external", &donav1.TargetingRule{Attribute: "fn", Values: []string{"Sulisław"}, Variant: "internal"}),
+		everyone("complex-targeted", "external", ballmer("internal")),
+	}
+	variants := []string{"one", "internal", "external", "zero"}
+	for kind, all := range types {
+		for variant := range all {
+			if variant != "zero" {
+				variants = append(variants, variant)
+				flags = append(flags, everyone(kind+"-flag", variant))
+			}
+		}
+		disabled := everyone(kind+"-disabled-flag", "zero")
+		disabled.Disabled = true
+		flags = append(flags, disabled, everyone(kind+"-zero-flag", "zero"), everyone(kind+"-targeted-zero-flag", "zero", ballmer("zero")))
+		for _, name := range []string{"-flag", "-zero-flag", "-targeted-zero-flag", "-disabled-flag"} {
+			values[kind+name] = all
+		}
+	}
+	s, _ := service(t, h, variants, flags...)
+	return s, donaof.Config{Values: values}
+}
+
+// TestGherkin runs OpenFeature's own scenarios: evaluation in both versions, hooks,
+// and how contexts are merged. Left out is what this provider does not do: it caches
+// nothing, and flags have no metadata of their own.
 func TestGherkin(t *testing.T) {
-	s, _ := service(t, donatest.Start(t), []string{"on", "greeting", "ten", "half", "template", "one", "internal", "external"},
-		everyone("boolean-flag", "on"), everyone("string-flag", "greeting"), everyone("integer-flag", "ten"),
-		everyone("float-flag", "half"), everyone("object-flag", "template"), everyone("wrong-flag", "one"),
-		everyone("context-aware", "external", &donav1.TargetingRule{Attribute: "fn", Values: []string{"Sulisław"}, Variant: "internal"}))
-	provider := donaof.New(s, donaof.Config{Values: map[string]map[string]any{
-		"boolean-flag":  {"on": true, "off": false},
-		"string-flag":   {"greeting": "hi", "parting": "bye"},
-		"integer-flag":  {"one": 1, "ten": 10},
-		"float-flag":    {"tenth": 0.1, "half": 0.5},
-		"object-flag":   {"template": map[string]any{"showImages": true, "title": "Check out these pics!", "imagesPerPage": 100}},
-		"wrong-flag":    {"one": "uno"},
-		"context-aware": {"internal": "INTERNAL", "external": "EXTERNAL"},
-	}})
+	s, config := everything(t, donatest.Start(t))
+	host := donatest.Start(t) // the one that goes away
+	stale, _ := service(t, host, []string{"on"})
+	away, err := dona.Dial(t.Context(), "127.0.0.1:1", dona.WithoutCache())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = away.Close() })
 	t.Cleanup(of.Shutdown)
+	providers := &providers{t: t, stable: donaof.New(s, config), stale: stale, host: host, away: away, config: config, service: s}
+	var ran atomic.Int64
 	suite := godog.TestSuite{
-		Name:                "evaluation",
-		ScenarioInitializer: func(c *godog.ScenarioContext) { (&scenario{provider: provider}).steps(c) },
-		Options:             &godog.Options{Format: "progress", Paths: []string{"testdata/evaluation.feature"}, Strict: true, NoColors: true, TestingT: t},
+		Name: "openfeature",
+		ScenarioInitializer: func(c *godog.ScenarioContext) {
+			ran.Add(1)
+			n := &scenario{providers: providers, domain: fmt.Sprint("gherkin-", ran.Load())}
+			n.steps(c)
+			n.more(c)
+			n.merging(c)
+		},
+		Options: &godog.Options{Format: "progress", Paths: []string{"testdata/openfeature"}, Tags: "~@reason-codes-cached && ~@metadata",
+			Strict: true, NoColors: true, TestingT: t},
 	}
 	if suite.Run() != 0 {
 		t.Error("a scenario failed")
+	}
+	t.Logf("%d scenarios", ran.Load())
+	if ran.Load() < 120 {
+		t.Errorf("only %d scenarios ran", ran.Load())
 	}
 }
 
 // scenario is the state that the steps of one scenario share.
 type scenario struct {
-	provider *donaof.Provider
+	*providers
+	domain   string
 	client   *of.Client
+	kind     string // of what is evaluated next
 	flag     string
+	hooks    []*hook
+	async    chan struct{}
+	seen     of.FlattenedContext // by the provider
+	level    []string            // of contexts, from the one that yields
+	atAPI    map[string]any
 	context  of.EvaluationContext
+	options  []of.Option
 	value    any
 	details  of.EvaluationDetails
 	fallback any
 }
 
 func (s *scenario) steps(c *godog.ScenarioContext) {
-	c.Step(`^a stable provider$`, func(ctx context.Context) error {
-		s.client = of.NewClient("gherkin")
-		return of.SetProviderWithContextAndWait(ctx, s.provider)
-	})
 	// What is evaluated.
 	c.Step(`^an? (boolean|string|integer|float) flag with key "([^"]*)" is evaluated with (?:details and )?default value "?([^"]*)"?$`, s.evaluate)
 	c.Step(`^an object flag with key "([^"]*)" is evaluated with (?:details and )?a null default value$`, func(ctx context.Context, flag string) error {
@@ -153,7 +211,12 @@ func parse(kind, text string) (any, error) {
 	case "float":
 		return strconv.ParseFloat(text, 64)
 	case "object":
-		return nil, nil
+		var v any
+		if text == "" {
+			return nil, nil
+		}
+		err := json.Unmarshal([]byte(text), &v)
+		return v, err
 	}
 	return text, nil
 }
@@ -166,19 +229,19 @@ func (s *scenario) evaluate(ctx context.Context, kind, flag, fallback string) (e
 	}
 	switch f := s.fallback.(type) {
 	case bool:
-		d, _ := s.client.BooleanValueDetails(ctx, flag, f, s.context)
+		d, _ := s.client.BooleanValueDetails(ctx, flag, f, s.context, s.options...)
 		s.value, s.details = d.Value, d.EvaluationDetails
 	case int64:
-		d, _ := s.client.IntValueDetails(ctx, flag, f, s.context)
+		d, _ := s.client.IntValueDetails(ctx, flag, f, s.context, s.options...)
 		s.value, s.details = d.Value, d.EvaluationDetails
 	case float64:
-		d, _ := s.client.FloatValueDetails(ctx, flag, f, s.context)
+		d, _ := s.client.FloatValueDetails(ctx, flag, f, s.context, s.options...)
 		s.value, s.details = d.Value, d.EvaluationDetails
 	case string:
-		d, _ := s.client.StringValueDetails(ctx, flag, f, s.context)
+		d, _ := s.client.StringValueDetails(ctx, flag, f, s.context, s.options...)
 		s.value, s.details = d.Value, d.EvaluationDetails
 	default:
-		d, _ := s.client.ObjectValueDetails(ctx, flag, nil, s.context)
+		d, _ := s.client.ObjectValueDetails(ctx, flag, s.fallback, s.context, s.options...)
 		s.value, s.details = d.Value, d.EvaluationDetails
 	}
 	return nil

@@ -14,7 +14,15 @@ func text(v any, _ bool) (string, bool) {
 	return s, ok
 }
 
-func object(v any, mapped bool) (any, bool) { return v, mapped }
+// object takes what is none of the other types.
+func object(v any, mapped bool) (any, bool) {
+	r := reflect.ValueOf(v)
+	switch r.Kind() {
+	case reflect.Bool, reflect.String:
+		return v, false
+	}
+	return v, mapped && !r.CanInt() && !r.CanUint() && !r.CanFloat()
+}
 
 func isFloat(v any) bool {
 	k := reflect.ValueOf(v).Kind()

@@ -9,7 +9,8 @@
 //	u32be length || protobuf ConfigSnapshot
 //
 // It is written to a temporary name and renamed, mode 0600. Several processes may
-// share a folder: the newest version wins.
+// share a folder: the newest version wins, for they look and write under a lock of
+// the folder.
 package cache
 
 import (
@@ -36,6 +37,11 @@ const MaxFile = 8 << 20
 const (
 	magic  = "dona-snapshot-file 1\n"
 	header = len(magic) + sha256.Size + 8 + 4
+
+	// How long another one is waited for, a client that is being closed included, and
+	// how often it is looked for.
+	lockPatience = 250 * time.Millisecond
+	lockEvery    = 2 * time.Millisecond
 )
 
 // ErrNone says that nothing was kept.
@@ -163,9 +169,6 @@ func Encode(s *donav1.ConfigSnapshot, saved time.Time) ([]byte, error) {
 // Save keeps a full snapshot with its checksum, unless a newer version is kept
 // already.
 func (d *Dir) Save(s *donav1.ConfigSnapshot, now time.Time) error {
-	if kept, err := d.Load(s.GetService()); err == nil && kept.Snapshot.Version() > s.GetVersion() {
-		return nil
-	}
 	b, err := Encode(s, now)
 	if err != nil {
 		return fmt.Errorf("keep snapshot: %w", err)
@@ -175,6 +178,10 @@ func (d *Dir) Save(s *donav1.ConfigSnapshot, now time.Time) error {
 	}
 	if err := os.MkdirAll(d.Path, 0o700); err != nil {
 		return fmt.Errorf("keep snapshot: %w", err)
+	}
+	defer lock(d.Path)()
+	if kept, err := d.Load(s.GetService()); err == nil && kept.Snapshot.Version() > s.GetVersion() {
+		return nil
 	}
 	// CreateTemp makes the file 0600; a service name has no dot, so no clash.
 	f, err := os.CreateTemp(d.Path, "."+s.GetService()+".*")

@@ -1,4 +1,3 @@
-# From github.com/open-feature/spec, specification/assets/gherkin/evaluation.feature (Apache License 2.0).
 @deprecated
 Feature: Flag evaluation
 
