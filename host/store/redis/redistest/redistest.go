@@ -32,6 +32,7 @@ type Server struct {
 	Dir  string
 
 	t        testing.TB
+	door     string // port at which the members of a group find it
 	program  string
 	settings []string
 	cmd      *exec.Cmd
@@ -42,10 +43,11 @@ type Server struct {
 // is ended with the test.
 func Start(t testing.TB, settings ...string) *Server {
 	t.Helper()
-	return start(t, "redis-server", settings...)
+	return start(t, "redis-server", nil, settings...)
 }
 
-func start(t testing.TB, program string, settings ...string) *Server {
+// start starts a process, in a network if there is one.
+func start(t testing.TB, program string, n *Network, settings ...string) *Server {
 	t.Helper()
 	if _, err := exec.LookPath(program); err != nil {
 		t.Fatalf("%v: install it with make redis", err)
@@ -55,6 +57,9 @@ func start(t testing.TB, program string, settings ...string) *Server {
 	// Between finding a free port and taking it somebody else may.
 	for range 5 {
 		s.Addr = freeAddr(t)
+		if s.door = s.Port(); n != nil {
+			s.settings = append(n.member(s), settings...)
+		}
 		if s.run() {
 			return s
 		}
@@ -218,16 +223,21 @@ type Group struct {
 // Sentinels that take it for dead after downAfter.
 func StartGroup(t testing.TB, replicas int, downAfter time.Duration, settings ...string) *Group {
 	t.Helper()
+	return startGroup(t, replicas, downAfter, nil, settings)
+}
+
+func startGroup(t testing.TB, replicas int, downAfter time.Duration, n *Network, settings []string) *Group {
+	t.Helper()
 	g := &Group{Name: "dona"}
-	master := Start(t, settings...)
+	master := start(t, "redis-server", n, settings...)
 	g.Servers = append(g.Servers, master)
 	for range replicas {
-		g.Servers = append(g.Servers, Start(t, append([]string{"replicaof", "127.0.0.1 " + master.Port()}, settings...)...))
+		g.Servers = append(g.Servers, start(t, "redis-server", n, append([]string{"replicaof", "127.0.0.1 " + master.door}, settings...)...))
 	}
 	g.AwaitReplicas(t, master, replicas)
 	for range 3 {
-		g.Sentinels = append(g.Sentinels, start(t, "redis-sentinel",
-			"sentinel", "monitor "+g.Name+" 127.0.0.1 "+master.Port()+" 2",
+		g.Sentinels = append(g.Sentinels, start(t, "redis-sentinel", n,
+			"sentinel", "monitor "+g.Name+" 127.0.0.1 "+master.door+" 2",
 			"sentinel", fmt.Sprintf("down-after-milliseconds %s %d", g.Name, downAfter.Milliseconds()),
 			"sentinel", fmt.Sprintf("failover-timeout %s %d", g.Name, max(4*downAfter, 4*time.Second).Milliseconds()),
 			"sentinel", "parallel-syncs "+g.Name+" 2"))
@@ -273,7 +283,7 @@ func (g *Group) Master(t testing.TB) *Server {
 		}
 		port := g.master(t, sentinel)["port"]
 		for _, s := range g.Servers {
-			if s.Port() == port {
+			if s.door == port {
 				return s
 			}
 		}
