@@ -17,21 +17,32 @@ import (
 	donav1 "github.com/dodona-project/dodona/proto/dona/v1"
 )
 
-// pair is two hosts on one Redis.
+// pair is two hosts on one store.
 type pair struct {
-	t      *testing.T
-	server *redistest.Server
-	hosts  [2]*process
+	t       *testing.T
+	server  *redistest.Server        // nil on a group
+	master  func() *redistest.Server // who has the data
+	cluster string
+	hosts   [2]*process
 }
 
-const pairCluster = "pair"
-
+// newPair makes a pair on one Redis server of its own.
 func newPair(t *testing.T) *pair {
 	t.Helper()
-	p := &pair{t: t, server: redistest.Start(t, redistest.Safe...)}
+	server := redistest.Start(t, redistest.Safe...)
+	p := newPairAt(t, "pair", func(int) []string { return []string{"--store", "redis://" + server.Addr} })
+	p.server, p.master = server, func() *redistest.Server { return server }
+	return p
+}
+
+// newPairAt makes a pair whose hosts are given these arguments each, beside the
+// cluster's name.
+func newPairAt(t *testing.T, cluster string, args func(host int) []string) *pair {
+	t.Helper()
+	p := &pair{t: t, cluster: cluster}
 	for i := range p.hosts {
 		h := newProcess(t)
-		h.args = []string{"--store", "redis://" + p.server.Addr, "--redis-cluster", pairCluster}
+		h.args = append([]string{"--redis-cluster", cluster}, args(i)...)
 		h.look = p.look
 		p.hosts[i] = h
 	}
@@ -50,11 +61,11 @@ func (p *pair) start() {
 // a transaction of its own.
 func (p *pair) look(look func(tx store.ReadTx, log *audit.Log)) {
 	p.t.Helper()
-	target, err := redis.ParseURL("redis://" + p.server.Addr)
+	target, err := redis.ParseURL("redis://" + p.master().Addr)
 	if err != nil {
 		p.t.Fatal(err)
 	}
-	target.Cluster = pairCluster
+	target.Cluster = p.cluster
 	s, err := redis.Open(context.Background(), redis.Options{Target: target, Dir: p.t.TempDir() + "/look", CallTimeout: 10 * time.Second})
 	if err != nil {
 		p.t.Fatal(err)
@@ -98,6 +109,17 @@ func (r reads) Scan(index string, from, to uint64, limit int) ([]store.Entry, er
 
 func (r reads) ReadLog(log string, from uint64, limit int) ([]store.LogEntry, error) {
 	return read(r, func(tx store.ReadTx) ([]store.LogEntry, error) { return tx.ReadLog(log, from, limit) })
+}
+
+// status is what a host says of itself, and why not in its StoreState.
+func (p *pair) status(i int) *donav1.HostStatus {
+	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+	defer cancel()
+	h, err := donav1.NewHostAdminClient(p.alone(i)).GetHost(ctx, &donav1.GetHostRequest{}, grpc.WaitForReady(true))
+	if err != nil {
+		return &donav1.HostStatus{StoreState: err.Error()}
+	}
+	return h
 }
 
 // alone is a connection to one host that goes nowhere else.

@@ -281,14 +281,23 @@ func (g *Group) Master(t testing.TB) *Server {
 		if sentinel.cmd == nil {
 			continue
 		}
-		port := g.master(t, sentinel)["port"]
-		for _, s := range g.Servers {
-			if s.door == port {
-				return s
-			}
+		if s := g.MasterBy(t, sentinel); s != nil {
+			return s
 		}
 	}
 	t.Fatal("no Sentinel names a master")
+	return nil
+}
+
+// MasterBy is the server that a Sentinel names as the master, nil when it names none.
+func (g *Group) MasterBy(t testing.TB, sentinel *Server) *Server {
+	t.Helper()
+	port := g.master(t, sentinel)["port"]
+	for _, s := range g.Servers {
+		if s.door == port {
+			return s
+		}
+	}
 	return nil
 }
 
