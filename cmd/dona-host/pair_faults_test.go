@@ -15,8 +15,12 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 
+	"github.com/dodona-project/dodona/host/store/redis/redistest"
 	donav1 "github.com/dodona-project/dodona/proto/dona/v1"
 	"github.com/dodona-project/dodona/sdk/dona"
 )
@@ -239,6 +243,103 @@ func TestFaultsUnderTwoHosts(t *testing.T) {
 		t.Logf("%s, and after: a change is seen after %v", what, c.lives("after it goes on", i).Round(time.Millisecond))
 		c.settled("all endpoints after it goes on")
 	}
+	c.checked(0)
+	c.holds()
+}
+
+// TestSlowRedis (R4): the line between the hosts and their Redis is slow, or thin, or
+// both. No decision fails, no version falls, and changes are taken soon after.
+func TestSlowRedis(t *testing.T) {
+	t.Parallel()
+	server := redistest.Start(t, redistest.Safe...)
+	proxies := [2]*redistest.Proxy{redistest.StartProxy(t, server.Addr), redistest.StartProxy(t, server.Addr)}
+	p := newPairAt(t, "pair", func(i int) []string { return []string{"--store", "redis://" + proxies[i].Addr} })
+	p.master = func() *redistest.Server { return server }
+	p.start()
+	c := newCrowd(p)
+	for _, tt := range []struct {
+		name    string
+		latency time.Duration
+		rate    int
+	}{{"200 ms of latency", 200 * time.Millisecond, 0}, {"10 KiB/s", 0, 10 << 10}, {"both", 200 * time.Millisecond, 10 << 10}} {
+		c.lives("before "+tt.name, 0)
+		for _, proxy := range proxies {
+			proxy.Slow(tt.latency, tt.rate)
+		}
+		slow := time.Now()
+		until(t, "five seconds of "+tt.name, func() bool { return time.Since(slow) > 5*time.Second })
+		before := c.decisions.Load()
+		until(t, "decisions with "+tt.name, func() bool { return c.decisions.Load() > before+200 })
+		for _, proxy := range proxies {
+			proxy.Slow(0, 0)
+		}
+		good := time.Now()
+		until(t, "both hosts to use their Redis after "+tt.name, func() bool { return p.status(0).StoreState == "ready" && p.status(1).StoreState == "ready" })
+		ready := time.Since(good)
+		c.lives("after "+tt.name, 1)
+		t.Logf("%s: both hosts are ready %v after the line is good, and a change is seen after %v; 2 s is the goal", tt.name,
+			ready.Round(time.Millisecond), time.Since(good).Round(time.Millisecond))
+		c.settled("all endpoints after " + tt.name)
+	}
+	c.checked(0)
+	c.holds()
+}
+
+// TestRedisDiskFull (R8): the disk of Redis's log is full for longer than leases last,
+// so that it takes no writes. Streams and decisions go on, changes are refused at once,
+// and all goes on by itself when there is space.
+func TestRedisDiskFull(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	if err := unix.Mount("tmpfs", dir, "tmpfs", 0, "size=16m,mode=700"); err != nil {
+		t.Skipf("needs the right to mount a small file system: %v", err)
+	}
+	t.Cleanup(func() { _ = unix.Unmount(dir, unix.MNT_DETACH) })
+	server := redistest.Start(t, "appendonly", "yes", "appendfsync", "everysec", "auto-aof-rewrite-percentage", "0", "dir", dir)
+	p := newPairAt(t, "pair", func(int) []string { return []string{"--store", "redis://" + server.Addr} })
+	p.master = func() *redistest.Server { return server }
+	p.start()
+	if d := p.status(0).Durability; !strings.HasPrefix(d, "not durable: appendfsync of the server is everysec") {
+		t.Errorf("durability: %s", d)
+	}
+	c := newCrowd(p)
+	c.lives("before the disk is full", 0)
+	ballast := filepath.Join(dir, "ballast")
+	f, err := os.Create(ballast)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, size := range []int{1 << 20, 4096, 1} { // to the last byte
+		for err = nil; err == nil; {
+			_, err = f.Write(make([]byte, size))
+		}
+	}
+	_ = f.Close()
+	client := donav1.NewControlPlaneClient(p.alone(0))
+	var took time.Duration
+	until(t, "changes to be refused", func() bool {
+		began := time.Now()
+		err = c.change(client)
+		took = time.Since(began)
+		return status.Code(err) == codes.Unavailable
+	})
+	t.Logf("a change was refused after %v (100 ms is the goal): %v", took.Round(time.Microsecond), err)
+	full := time.Now()
+	until(t, "twice the time of a lease", func() bool { return time.Since(full) > 3*time.Second })
+	before := c.decisions.Load()
+	until(t, "decisions while the disk is full", func() bool { return c.decisions.Load() > before+400 })
+	late := &watcher{problems: c.problems, least: 2 * crowdEndpoints, look: checkFrame}
+	ctx, leave := context.WithCancel(context.Background())
+	c.wg.Go(func() { late.run(ctx, client, "late") })
+	until(t, "a client that comes while the disk is full", func() bool { return late.seen.Load() == 2*crowdEndpoints })
+	leave()
+	if err := os.Remove(ballast); err != nil {
+		t.Fatal(err)
+	}
+	free := time.Now()
+	c.lives("with space again", 1)
+	t.Logf("a change is seen %v after there is space; 5 s is the goal", time.Since(free).Round(time.Millisecond))
+	c.settled("all endpoints with space again")
 	c.checked(0)
 	c.holds()
 }

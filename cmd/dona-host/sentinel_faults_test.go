@@ -240,6 +240,7 @@ func TestHostsApart(t *testing.T) {
 			for range rounds {
 				apart(t, n, p, c, tt.replicas)
 			}
+			c.rolled()
 			c.checked(0)
 			c.holds()
 		})
@@ -262,6 +263,9 @@ func apart(t *testing.T, n *redistest.Network, p *pair, c *crowd, replicas int) 
 			pause(ctx, 20*time.Millisecond)
 		}
 	})
+	// And a rollout takes a step each second. A step that only the near host knew would
+	// give a version two contents.
+	c.roll(near)
 	pause(ctx, 300*time.Millisecond)
 	old := n.Master(t)
 	// A Sentinel on this side goes on naming the old master.
@@ -308,6 +312,33 @@ func apart(t *testing.T, n *redistest.Network, p *pair, c *crowd, replicas int) 
 	t.Logf("both replicas are in step %v after it", time.Since(healed).Round(time.Millisecond))
 	t.Logf("a change is seen after %v", c.lives("after the cut", 0).Round(time.Millisecond))
 	c.settled("all endpoints after the cut")
+}
+
+// roll starts a rollout of whichever variant has no traffic, if none is under way.
+func (c *crowd) roll(client donav1.ControlPlaneClient) {
+	c.p.t.Helper()
+	until(c.p.t, "a rollout to be under way", func() bool {
+		ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+		defer cancel()
+		for _, canary := range []string{"v2", "v1"} {
+			_, _ = client.StartRollout(ctx, &donav1.StartRolloutRequest{Service: "web", CanaryVariant: canary, StableVariant: map[string]string{"v1": "v2", "v2": "v1"}[canary],
+				Steps: []uint32{10, 20, 30, 40, 50, 60, 70, 80, 90, 100}, StepSeconds: 1, MaxErrorPercent: 50, MinRequests: 1})
+		}
+		s, err := client.GetStatus(ctx, &donav1.GetStatusRequest{Service: "web"})
+		return err == nil && s.Rollout.GetState() == donav1.RolloutStatus_STATE_PROGRESSING
+	})
+}
+
+// rolled waits until the rollout that is under way was promoted.
+func (c *crowd) rolled() {
+	c.p.t.Helper()
+	client := donav1.NewControlPlaneClient(c.p.alone(1))
+	until(c.p.t, "the rollout to be promoted", func() bool {
+		ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+		defer cancel()
+		s, err := client.GetStatus(ctx, &donav1.GetStatusRequest{Service: "web"})
+		return err == nil && s.Rollout.GetState() == donav1.RolloutStatus_STATE_PROMOTED
+	})
 }
 
 // TestReplicaThatLags (S9, S4): hard writes wait for one of two replicas, and the hosts
