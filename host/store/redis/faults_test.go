@@ -304,6 +304,30 @@ func TestKilledMaster(t *testing.T) {
 	l.end(t, hosts[1], since)
 }
 
+// R1, S1: the master dies and is back before the Sentinels take it for dead. It still is
+// the master, and nothing acknowledged as hard is lost.
+func TestRestartedMaster(t *testing.T) {
+	t.Parallel()
+	g := redistest.StartGroup(t, 2, time.Minute, redistest.Safe...)
+	hosts := faultHosts(t, g.URL(), 2, 2)
+	l := startLoad(t, hosts, 3)
+	master := g.Master(t)
+	for range rounds(2, 15) {
+		l.more(t, 60)
+		master.Kill()
+		master.Restart()
+		back := time.Now()
+		g.AwaitReplicas(t, master, 2)
+		l.more(t, 1)
+		t.Logf("hard writes go on %s after the master is back", time.Since(back).Round(time.Millisecond))
+	}
+	l.more(t, 60)
+	if g.Master(t) != master {
+		t.Error("the Sentinels have made another master")
+	}
+	l.end(t, hosts[1], l.start)
+}
+
 func (l *load) gapNow() time.Duration {
 	l.mu.Lock()
 	defer l.mu.Unlock()
