@@ -232,6 +232,40 @@ func TestEveryBuiltinHasAPage(t *testing.T) {
 	}
 }
 
+// TestDocumentedTestsExist: the pages that say which test shows what name tests that
+// are there.
+func TestDocumentedTestsExist(t *testing.T) {
+	declared := map[string]bool{}
+	err := filepath.WalkDir(".", func(name string, d fs.DirEntry, err error) error {
+		if err != nil || !strings.HasSuffix(name, "_test.go") {
+			return err
+		}
+		text, err := os.ReadFile(name)
+		for _, m := range regexp.MustCompile(`(?m)^func (Test\w+)\(`).FindAllStringSubmatch(string(text), -1) {
+			declared[m[1]] = true
+		}
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, page := range []string{"docs/plugin-faults.md", "docs/store-faults.md"} {
+		text, err := os.ReadFile(page)
+		if err != nil {
+			t.Fatal(err)
+		}
+		named := regexp.MustCompile("`(Test\\w+)(/[^`]*)?`").FindAllStringSubmatch(string(text), -1)
+		if len(named) < 10 {
+			t.Errorf("%s names %d tests only", page, len(named))
+		}
+		for _, m := range named {
+			if !declared[m[1]] {
+				t.Errorf("%s names %s, which is not there", page, m[1])
+			}
+		}
+	}
+}
+
 // TestDocumentedCommandsExist takes each command that a page shows in a block of
 // shell, and asks the program whether it knows it.
 func TestDocumentedCommandsExist(t *testing.T) {
