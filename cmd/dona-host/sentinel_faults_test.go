@@ -92,7 +92,7 @@ func TestFailovers(t *testing.T) {
 	short := func(i int) bool { return strings.HasPrefix(p.status(i).StoreState, refusesHard) }
 	recovered := func(what string) {
 		t.Helper()
-		g.AwaitReplicas(t, g.Master(t), 2)
+		g.AwaitWhole(t)
 		took := c.lives("after "+what, 1)
 		c.settled("all endpoints after " + what)
 		t.Logf("after %s a change is seen after %v", what, took.Round(time.Millisecond))
@@ -163,8 +163,8 @@ func TestFailovers(t *testing.T) {
 		t.Errorf("durability with a lower count: %s", d)
 	}
 	c.lives("with a lower count", 0)
-	replica.Restart()
-	g.AwaitReplicas(t, g.Master(t), 2)
+	g.Return(t, replica)
+	g.AwaitWhole(t)
 	count(2)
 	recovered("the replica is back and the count is what it was")
 
@@ -308,7 +308,7 @@ func apart(t *testing.T, n *redistest.Network, p *pair, c *crowd, replicas int) 
 		return a == b && n.MasterBy(t, n.Sentinels[0]) != old
 	})
 	t.Logf("the near host is on the new master %v after the cut was healed; 3 s is the goal", time.Since(healed).Round(time.Millisecond))
-	n.AwaitReplicas(t, n.Master(t), 2)
+	n.AwaitWhole(t)
 	t.Logf("both replicas are in step %v after it", time.Since(healed).Round(time.Millisecond))
 	t.Logf("a change is seen after %v", c.lives("after the cut", 0).Round(time.Millisecond))
 	c.settled("all endpoints after the cut")
@@ -383,15 +383,15 @@ func TestReplicaThatLags(t *testing.T) {
 			t.Errorf("watcher %d is shown version %d with %d endpoints by a host whose store is foreign, it had version %d", i, w.version.Load(), w.seen.Load(), versions[i])
 		}
 	}
-	other.Restart()
-	master.Restart()
+	n.Return(t, other)
+	n.Return(t, master)
 	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
 	defer cancel()
 	h, err := donav1.NewHostAdminClient(p.alone(0)).AdoptStore(ctx, &donav1.AdoptStoreRequest{Reason: "the others are gone"})
 	if err != nil {
 		t.Fatalf("adopting: %v, %v", h, err)
 	}
-	n.AwaitReplicas(t, n.Master(t), 2)
+	n.AwaitWhole(t)
 	c.acked = nil // given up with the adoption
 	c.lives("after the adoption", 1)
 	c.settled("all endpoints after the adoption")
@@ -417,8 +417,8 @@ func TestFailoverInAStep(t *testing.T) {
 			old := g.Master(t)
 			old.Kill()
 			redistest.Await(t, "another master", func() bool { return g.Master(t) != old })
-			old.Restart()
-			g.AwaitReplicas(t, g.Master(t), 2)
+			g.Return(t, old)
+			g.AwaitWhole(t)
 			s.goesOn(step)
 			s.end()
 			l := p.hosts[0].ledger()

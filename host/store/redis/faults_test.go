@@ -299,7 +299,7 @@ func TestKilledMaster(t *testing.T) {
 		t.Logf("longest gap of soft writes %s; while replicas lack: %q", l.gapNow().Round(time.Millisecond), state(hosts[0]))
 		old.Restart()
 		l.more(t, 20)
-		g.AwaitReplicas(t, g.Master(t), 2)
+		g.AwaitWhole(t)
 	}
 	l.end(t, hosts[1], since)
 }
@@ -352,7 +352,7 @@ func TestStoppedMaster(t *testing.T) {
 		since = time.Now()
 		old.Continue()
 		l.more(t, 20)
-		g.AwaitReplicas(t, g.Master(t), 2)
+		g.AwaitWhole(t)
 	}
 	l.end(t, hosts[1], since)
 }

@@ -20,8 +20,9 @@ import (
 	"github.com/redis/go-redis/v9/maintnotifications"
 )
 
-// patience is how long a server may take for what it always does.
-const patience = time.Minute
+// patience is how long a server may take for what it always does. Sentinels that find
+// the machine too busy do nothing for 30 s at a time.
+const patience = 3 * time.Minute
 
 // Safe are the settings of a server that loses nothing it has acknowledged.
 var Safe = []string{"appendonly", "yes", "appendfsync", "always", "maxmemory-policy", "noeviction"}
@@ -261,6 +262,24 @@ func (g *Group) AwaitReplicas(t testing.TB, master *Server, n int) {
 		info, err := c.Info(context.Background(), "replication").Result()
 		return err == nil && strings.Count(info, "state=online") >= n
 	})
+}
+
+// AwaitWhole waits until whoever is the master has all others as its replicas.
+func (g *Group) AwaitWhole(t testing.TB) {
+	t.Helper()
+	Await(t, "the replicas are connected to the master", func() bool {
+		c := g.Master(t).Client()
+		defer c.Close()
+		info, err := c.Info(context.Background(), "replication").Result()
+		return err == nil && strings.Count(info, "state=online") >= len(g.Servers)-1
+	})
+}
+
+// Return restarts a server that was killed, as a replica of whoever is the master now.
+func (g *Group) Return(t testing.TB, s *Server) {
+	t.Helper()
+	s.Set("replicaof", "127.0.0.1 "+g.Master(t).door)
+	s.Restart()
 }
 
 func (g *Group) master(t testing.TB, sentinel *Server) map[string]string {
