@@ -284,14 +284,18 @@ func TestTestsThatPagesNameExist(t *testing.T) {
 			have[string(m[1])] = true
 		}
 	}
-	for _, page := range []string{"docs/plugin-faults.md", "docs/rollout-faults.md"} {
+	pages, err := filepath.Glob("docs/*-faults.md")
+	if err != nil || len(pages) < 3 {
+		t.Fatalf("the pages are %v: %v", pages, err)
+	}
+	for _, page := range pages {
 		text, err := os.ReadFile(page)
 		if err != nil {
 			t.Fatal(err)
 		}
-		named := regexp.MustCompile("`(Test[A-Z]\\w+)`").FindAllSubmatch(text, -1)
-		if len(named) == 0 {
-			t.Errorf("%s names no test", page)
+		named := regexp.MustCompile("`(Test[A-Z]\\w+)(/[^`]*)?`").FindAllSubmatch(text, -1)
+		if len(named) < 10 {
+			t.Errorf("%s names %d tests only", page, len(named))
 		}
 		for _, m := range named {
 			if !have[string(m[1])] {

@@ -233,6 +233,7 @@ func (h *Host) Run(ctx context.Context) error {
 	loop("gap", h.closeGap)
 	loop("members", h.beMember)
 	loop("adoptions", h.recordAdoptions)
+	loop("replicas", h.recordReplicas)
 	go func() { failed <- h.grpc.Serve(h.grpcListener) }()
 	go func() { failed <- h.http.Serve(h.httpListener) }()
 	if err := h.announce(); err != nil {

@@ -15,8 +15,12 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 
+	"github.com/dodona-project/dodona/host/store/redis/redistest"
 	donav1 "github.com/dodona-project/dodona/proto/dona/v1"
 	"github.com/dodona-project/dodona/sdk/dona"
 )
@@ -33,6 +37,7 @@ type crowd struct {
 	clients  []*dona.Service
 
 	decisions, failed atomic.Int64
+	acked             []string // what lives has set, and a host has acknowledged
 }
 
 const (
@@ -112,12 +117,7 @@ func (c *crowd) lives(what string, at int, away ...int) time.Duration {
 		versions[n] = w.version.Load()
 	}
 	client := donav1.NewControlPlaneClient(c.p.alone(at))
-	until(c.p.t, "a change to be taken "+what, func() bool {
-		ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
-		defer cancel()
-		_, err := client.SetFlag(ctx, &donav1.SetFlagRequest{Rule: &donav1.FlagRule{Service: "web", Flag: "alive", RolloutVariant: fmt.Sprint("n", time.Now().UnixNano())}}, grpc.WaitForReady(true))
-		return err == nil
-	})
+	until(c.p.t, "a change to be taken "+what, func() bool { return c.change(client) == nil })
 	began := time.Now()
 	until(c.p.t, "every watcher to see a change "+what, func() bool {
 		for n, w := range c.watchers {
@@ -128,6 +128,51 @@ func (c *crowd) lives(what string, at int, away ...int) time.Duration {
 		return true
 	})
 	return time.Since(began)
+}
+
+// change makes a change at a host, which only hard writes can take.
+func (c *crowd) change(client donav1.ControlPlaneClient) error {
+	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+	defer cancel()
+	value := fmt.Sprint("n", time.Now().UnixNano())
+	_, err := client.SetFlag(ctx, &donav1.SetFlagRequest{Rule: &donav1.FlagRule{Service: "web", Flag: "alive", RolloutVariant: value}}, grpc.WaitForReady(true))
+	if err == nil {
+		c.acked = append(c.acked, value)
+	}
+	return err
+}
+
+// checked has a host check the store while everything goes on, as dona store check
+// does.
+func (c *crowd) checked(at int) {
+	c.p.t.Helper()
+	until(c.p.t, "the store to be checked", func() bool {
+		ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+		defer cancel()
+		r, err := donav1.NewHostAdminClient(c.p.alone(at)).CheckStore(ctx, &donav1.CheckStoreRequest{}, grpc.WaitForReady(true))
+		for _, problem := range r.GetProblems() {
+			c.p.t.Errorf("store check: %s", problem)
+		}
+		return err == nil
+	})
+}
+
+// holds ends everything and demands that no change that was acknowledged is lost, and
+// that records and audit chain agree.
+func (c *crowd) holds() {
+	c.p.t.Helper()
+	c.end()
+	for _, h := range c.p.hosts {
+		h.kill()
+	}
+	l := c.p.hosts[0].ledger()
+	for _, value := range c.acked {
+		if n := strings.Count(" "+strings.Join(l.settings["alive"], " ")+" ", " "+value+" "); n != 1 {
+			c.p.t.Errorf("the change %s was acknowledged and is in the audit chain %d times", value, n)
+		}
+	}
+	c.p.t.Logf("%d decisions, %d failed; %d versions; %d changes acknowledged, of which the chain has %d", c.decisions.Load(), c.failed.Load(),
+		len(c.sums.seen), len(c.acked), len(l.settings["alive"]))
 }
 
 // end stops it all and reports what went wrong.
@@ -198,12 +243,105 @@ func TestFaultsUnderTwoHosts(t *testing.T) {
 		t.Logf("%s, and after: a change is seen after %v", what, c.lives("after it goes on", i).Round(time.Millisecond))
 		c.settled("all endpoints after it goes on")
 	}
-	c.end()
-	t.Logf("%d decisions, %d failed; %d versions", c.decisions.Load(), c.failed.Load(), len(c.sums.seen))
-	for _, h := range p.hosts {
-		h.kill()
+	c.checked(0)
+	c.holds()
+}
+
+// TestSlowRedis (R4): the line between the hosts and their Redis is slow, or thin, or
+// both. No decision fails, no version falls, and changes are taken soon after.
+func TestSlowRedis(t *testing.T) {
+	t.Parallel()
+	server := redistest.Start(t, redistest.Safe...)
+	proxies := [2]*redistest.Proxy{redistest.StartProxy(t, server.Addr), redistest.StartProxy(t, server.Addr)}
+	p := newPairAt(t, "pair", func(i int) []string { return []string{"--store", "redis://" + proxies[i].Addr} })
+	p.master = func() *redistest.Server { return server }
+	p.start()
+	c := newCrowd(p)
+	for _, tt := range []struct {
+		name    string
+		latency time.Duration
+		rate    int
+	}{{"200 ms of latency", 200 * time.Millisecond, 0}, {"10 KiB/s", 0, 10 << 10}, {"both", 200 * time.Millisecond, 10 << 10}} {
+		c.lives("before "+tt.name, 0)
+		for _, proxy := range proxies {
+			proxy.Slow(tt.latency, tt.rate)
+		}
+		slow := time.Now()
+		until(t, "five seconds of "+tt.name, func() bool { return time.Since(slow) > 5*time.Second })
+		before := c.decisions.Load()
+		until(t, "decisions with "+tt.name, func() bool { return c.decisions.Load() > before+200 })
+		for _, proxy := range proxies {
+			proxy.Slow(0, 0)
+		}
+		good := time.Now()
+		until(t, "both hosts to use their Redis after "+tt.name, func() bool { return p.status(0).StoreState == "ready" && p.status(1).StoreState == "ready" })
+		ready := time.Since(good)
+		c.lives("after "+tt.name, 1)
+		t.Logf("%s: both hosts are ready %v after the line is good, and a change is seen after %v; 2 s is the goal", tt.name,
+			ready.Round(time.Millisecond), time.Since(good).Round(time.Millisecond))
+		c.settled("all endpoints after " + tt.name)
 	}
-	p.hosts[0].ledger()
+	c.checked(0)
+	c.holds()
+}
+
+// TestRedisDiskFull (R8): the disk of Redis's log is full for longer than leases last,
+// so that it takes no writes. Streams and decisions go on, changes are refused at once,
+// and all goes on by itself when there is space.
+func TestRedisDiskFull(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	if err := unix.Mount("tmpfs", dir, "tmpfs", 0, "size=16m,mode=700"); err != nil {
+		t.Skipf("needs the right to mount a small file system: %v", err)
+	}
+	t.Cleanup(func() { _ = unix.Unmount(dir, unix.MNT_DETACH) })
+	server := redistest.Start(t, "appendonly", "yes", "appendfsync", "everysec", "auto-aof-rewrite-percentage", "0", "dir", dir)
+	p := newPairAt(t, "pair", func(int) []string { return []string{"--store", "redis://" + server.Addr} })
+	p.master = func() *redistest.Server { return server }
+	p.start()
+	if d := p.status(0).Durability; !strings.HasPrefix(d, "not durable: appendfsync of the server is everysec") {
+		t.Errorf("durability: %s", d)
+	}
+	c := newCrowd(p)
+	c.lives("before the disk is full", 0)
+	ballast := filepath.Join(dir, "ballast")
+	f, err := os.Create(ballast)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, size := range []int{1 << 20, 4096, 1} { // to the last byte
+		for err = nil; err == nil; {
+			_, err = f.Write(make([]byte, size))
+		}
+	}
+	_ = f.Close()
+	client := donav1.NewControlPlaneClient(p.alone(0))
+	var took time.Duration
+	until(t, "changes to be refused", func() bool {
+		began := time.Now()
+		err = c.change(client)
+		took = time.Since(began)
+		return status.Code(err) == codes.Unavailable
+	})
+	t.Logf("a change was refused after %v (100 ms is the goal): %v", took.Round(time.Microsecond), err)
+	full := time.Now()
+	until(t, "twice the time of a lease", func() bool { return time.Since(full) > 3*time.Second })
+	before := c.decisions.Load()
+	until(t, "decisions while the disk is full", func() bool { return c.decisions.Load() > before+400 })
+	late := &watcher{problems: c.problems, least: 2 * crowdEndpoints, look: checkFrame}
+	ctx, leave := context.WithCancel(context.Background())
+	c.wg.Go(func() { late.run(ctx, client, "late") })
+	until(t, "a client that comes while the disk is full", func() bool { return late.seen.Load() == 2*crowdEndpoints })
+	leave()
+	if err := os.Remove(ballast); err != nil {
+		t.Fatal(err)
+	}
+	free := time.Now()
+	c.lives("with space again", 1)
+	t.Logf("a change is seen %v after there is space; 5 s is the goal", time.Since(free).Round(time.Millisecond))
+	c.settled("all endpoints with space again")
+	c.checked(0)
+	c.holds()
 }
 
 // TestRedisLosesItsData (R2): after FLUSHALL, and after a restart without the log,
@@ -214,19 +352,8 @@ func TestRedisLosesItsData(t *testing.T) {
 	p := newPair(t)
 	p.start()
 	c := newCrowd(p)
-	var admins [2]donav1.HostAdminClient
-	for i := range admins {
-		admins[i] = donav1.NewHostAdminClient(p.alone(i))
-	}
-	state := func(i int) string {
-		ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
-		defer cancel()
-		h, err := admins[i].GetHost(ctx, &donav1.GetHostRequest{})
-		if err != nil {
-			return err.Error()
-		}
-		return h.StoreState
-	}
+	admins := [2]donav1.HostAdminClient{donav1.NewHostAdminClient(p.alone(0)), donav1.NewHostAdminClient(p.alone(1))}
+	state := func(i int) string { return p.status(i).StoreState }
 	foreign := func() bool {
 		return strings.HasPrefix(state(0), "foreign: it is empty") && strings.HasPrefix(state(1), "foreign: it is empty")
 	}
@@ -290,66 +417,101 @@ func TestStopInTheMiddleOfAStep(t *testing.T) {
 			p := newPair(t)
 			p.hosts[0].env = []string{"DONA_CRASH_POINT=" + point + ":1:stop"}
 			p.start()
-			ctx, cancel := context.WithCancel(context.Background())
-			var all sync.WaitGroup
-			defer func() { cancel(); all.Wait() }()
-			wrong, sums := make(problems, 100), newSums()
-			first, client := donav1.NewControlPlaneClient(p.alone(0)), donav1.NewControlPlaneClient(p.alone(1))
-			for _, v := range []string{"v1", "v2"} {
-				all.Go(fleet(ctx, client, v, 3).Wait)
-			}
-			for i := range p.hosts {
-				w := &watcher{problems: wrong, look: sums.look(i)}
-				conn := donav1.NewControlPlaneClient(p.alone(i))
-				all.Go(func() { w.run(ctx, conn, fmt.Sprint("c", i)) })
-				until(t, "the endpoints", func() bool { return w.seen.Load() == 6 })
-			}
-			all.Go(func() {
-				for n := uint64(1); ctx.Err() == nil; n++ {
-					_, _ = client.ReportStats(ctx, &donav1.StatsBatch{ReporterId: "r", Sequence: n, Calls: []*donav1.CallOutcome{
-						{Service: "web", Variant: "v2", EndpointId: "v2-000", Success: true, LatencyUs: 1000, UnixMs: time.Now().UnixMilli(), Count: 5}}})
-					pause(ctx, 50*time.Millisecond)
-				}
-			})
-			stopped := func() bool { return stateOf(p.hosts[0].cmd.Process.Pid) == 'T' }
-			rollout := func() *donav1.RolloutStatus {
-				s, err := client.GetStatus(ctx, &donav1.GetStatusRequest{Service: "web"})
-				if err != nil {
-					t.Fatal(err)
-				}
-				return s.Rollout
-			}
-			until(t, "the host to stop in a step", func() bool {
-				if stopped() {
-					return true
-				}
-				// The host that takes the call looks at once, and takes the first step.
-				ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
-				defer cancel()
-				_, _ = first.StartRollout(ctx, &donav1.StartRolloutRequest{
-					Service: "web", CanaryVariant: "v2", StableVariant: "v1", Steps: []uint32{10, 20, 30, 40, 50, 100}, StepSeconds: 1,
-					MaxErrorPercent: 50, MinRequests: 1,
-				})
-				return stopped()
-			})
-			step := rollout()
-			until(t, "the other host to take two steps", func() bool {
-				now := rollout()
-				return now.Id != step.Id || now.State > donav1.RolloutStatus_STATE_PAUSED || now.StepIndex >= step.StepIndex+2
-			})
-			if err := p.hosts[0].cmd.Process.Signal(syscall.SIGCONT); err != nil {
-				t.Fatal(err)
-			}
-			t.Logf("stopped at %s of step %d, continued at step %d", step.State, step.StepIndex, rollout().StepIndex)
-			until(t, "the rollout to be promoted", func() bool { return rollout().State == donav1.RolloutStatus_STATE_PROMOTED })
-			cancel()
-			all.Wait()
-			wrong.report(t)
-			for _, h := range p.hosts {
-				h.kill()
-			}
+			s := startStopped(t, p)
+			defer s.end()
+			s.goesOn(s.rollout())
+			s.end()
 			p.hosts[0].ledger() // each step from where the last one left
 		})
+	}
+}
+
+// stopped is a pair whose first host stands still at its crash point, in a step of a
+// rollout, with clients of both.
+type stopped struct {
+	t      *testing.T
+	p      *pair
+	client donav1.ControlPlaneClient // of the other host
+	wrong  problems
+	cancel context.CancelFunc
+	all    sync.WaitGroup
+}
+
+var stoppedSteps = []uint32{10, 20, 30, 40, 50, 100}
+
+// startStopped starts a rollout and waits until the first host stands still in it.
+func startStopped(t *testing.T, p *pair) *stopped {
+	t.Helper()
+	ctx, cancel := context.WithCancel(context.Background())
+	s := &stopped{t: t, p: p, client: donav1.NewControlPlaneClient(p.alone(1)), wrong: make(problems, 100), cancel: cancel}
+	sums, first := newSums(), donav1.NewControlPlaneClient(p.alone(0))
+	for _, v := range []string{"v1", "v2"} {
+		s.all.Go(fleet(ctx, s.client, v, 3).Wait)
+	}
+	for i := range p.hosts {
+		w := &watcher{problems: s.wrong, look: sums.look(i)}
+		conn := donav1.NewControlPlaneClient(p.alone(i))
+		s.all.Go(func() { w.run(ctx, conn, fmt.Sprint("c", i)) })
+		until(t, "the endpoints", func() bool { return w.seen.Load() == 6 })
+	}
+	s.all.Go(func() {
+		for n := uint64(1); ctx.Err() == nil; n++ {
+			_, _ = s.client.ReportStats(ctx, &donav1.StatsBatch{ReporterId: "r", Sequence: n, Calls: []*donav1.CallOutcome{
+				{Service: "web", Variant: "v2", EndpointId: "v2-000", Success: true, LatencyUs: 1000, UnixMs: time.Now().UnixMilli(), Count: 5}}})
+			pause(ctx, 50*time.Millisecond)
+		}
+	})
+	halted := func() bool { return stateOf(p.hosts[0].cmd.Process.Pid) == 'T' }
+	until(t, "the host to stop in a step", func() bool {
+		if halted() {
+			return true
+		}
+		// The host that takes the call looks at once, and takes the first step.
+		ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
+		defer cancel()
+		_, _ = first.StartRollout(ctx, &donav1.StartRolloutRequest{
+			Service: "web", CanaryVariant: "v2", StableVariant: "v1", Steps: stoppedSteps, StepSeconds: 1,
+			MaxErrorPercent: 50, MinRequests: 1,
+		})
+		return halted()
+	})
+	return s
+}
+
+func (s *stopped) rollout() (r *donav1.RolloutStatus) {
+	s.t.Helper()
+	until(s.t, "the rollout's state", func() bool {
+		ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+		defer cancel()
+		reply, err := s.client.GetStatus(ctx, &donav1.GetStatusRequest{Service: "web"})
+		r = reply.GetRollout()
+		return err == nil
+	})
+	return r
+}
+
+// goesOn waits until the other host has taken two steps since this one, lets the first
+// go on, and waits for the end of the rollout.
+func (s *stopped) goesOn(step *donav1.RolloutStatus) {
+	s.t.Helper()
+	until(s.t, "the other host to take two steps", func() bool {
+		now := s.rollout()
+		return now.Id != step.Id || now.State > donav1.RolloutStatus_STATE_PAUSED || now.StepIndex >= step.StepIndex+2
+	})
+	if err := s.p.hosts[0].cmd.Process.Signal(syscall.SIGCONT); err != nil {
+		s.t.Fatal(err)
+	}
+	s.t.Logf("stopped at %s of step %d, continued at step %d", step.State, step.StepIndex, s.rollout().StepIndex)
+	until(s.t, "the rollout to be promoted", func() bool { return s.rollout().State == donav1.RolloutStatus_STATE_PROMOTED })
+}
+
+// end ends clients and hosts.
+func (s *stopped) end() {
+	s.cancel()
+	s.all.Wait()
+	s.wrong.report(s.t)
+	for _, h := range s.p.hosts {
+		h.kill()
 	}
 }
 
@@ -368,9 +530,9 @@ func stateOf(pid int) byte {
 // twice, and no step of a rollout is taken twice.
 func TestRestartStorm(t *testing.T) {
 	t.Parallel()
-	rounds := 6
+	rounds := 20
 	if os.Getenv("REPEAT") != "" {
-		rounds = 20
+		rounds = 60
 	}
 	p := newPair(t)
 	p.start()

@@ -27,6 +27,7 @@ import (
 
 	"github.com/dodona-project/dodona/host/api"
 	"github.com/dodona-project/dodona/host/store"
+	"github.com/dodona-project/dodona/host/store/embedded"
 	"github.com/dodona-project/dodona/sdk/dona/digest"
 	"github.com/dodona-project/dodona/sdk/dona/mirror"
 )
@@ -578,6 +579,51 @@ func TestStoreAway(t *testing.T) {
 	_, err := e.client.SetFlag(ctx(t), flagRule(func(*donav1.FlagRule) {}))
 	fatal(t, err)
 	next(t, w, func(f *donav1.ConfigSnapshot) bool { return len(f.Flags) == 1 })
+}
+
+// blind is a store that cannot be read while it is told so.
+type blind struct {
+	store.Store
+	away *atomic.Bool
+}
+
+func (b blind) View(c context.Context, fn func(store.ReadTx) error) error {
+	if b.away.Load() {
+		return fmt.Errorf("%w: a test", store.ErrUnavailable)
+	}
+	return b.Store.View(c, fn)
+}
+
+// TestWatchWhileTheStoreIsAway: who comes while the store cannot be read is given the
+// last snapshot, if it was to be given it when the store was read last.
+func TestWatchWhileTheStoreIsAway(t *testing.T) {
+	var away atomic.Bool
+	st := embedded.OpenMemory(embedded.Options{})
+	t.Cleanup(func() { _ = st.Close() })
+	e := newEdge(t, onStore(blind{st, &away}))
+	e.register(endpoint(nil))
+	as := func(caller string) donav1.ControlPlane_WatchConfigClient {
+		return e.watch(&donav1.WatchConfigRequest{Service: "web", CallerService: caller, CallerRegion: "eu"})
+	}
+	_, err := e.client.SetSharedService(ctx(t), share(nil)) // shop alone
+	fatal(t, err)
+	next(t, as("shop"), endpoints(1))
+	away.Store(true)
+	next(t, as("shop"), endpoints(1))
+	_, err = as("pay").Recv()
+	refused(t, "a caller that is not named", err, codes.PermissionDenied, "")
+	_, err = e.watch(&donav1.WatchConfigRequest{Service: "unseen"}).Recv()
+	refused(t, "a service that nobody has watched", err, codes.Unavailable, "")
+
+	// What has changed since is known before what was is used again.
+	away.Store(false)
+	_, err = e.client.SetSharedService(ctx(t), share(func(r *donav1.SetSharedServiceRequest) { r.Consumers = []string{"pay"} }))
+	fatal(t, err)
+	next(t, as("pay"), endpoints(1))
+	away.Store(true)
+	_, err = as("shop").Recv()
+	refused(t, "a caller that is not named any more", err, codes.PermissionDenied, "")
+	next(t, as("pay"), endpoints(1))
 }
 
 // TestMissedHeartbeats: the stream lives, the heartbeats stop, the endpoint goes.

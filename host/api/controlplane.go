@@ -35,7 +35,8 @@ type ControlPlane struct {
 	Wall     Clock
 	Stopping <-chan struct{} // closed when streams have to move to another host
 
-	watches watches
+	watches  watches
+	sharings sharings
 }
 
 // Checks knows the health of what is checked.

@@ -2,10 +2,13 @@ package api
 
 import (
 	"context"
+	"errors"
+	"maps"
 	"sync"
 
 	donav1 "github.com/dodona-project/dodona/proto/dona/v1"
 
+	"github.com/dodona-project/dodona/host/limits"
 	"github.com/dodona-project/dodona/host/refusal"
 	"github.com/dodona-project/dodona/host/service"
 	"github.com/dodona-project/dodona/host/store"
@@ -73,6 +76,42 @@ func (w *watches) enforce(name string, shared *donav1.SharedService) {
 	}
 }
 
+// sharings are who may watch which service, as it was read last. They are for when
+// the store cannot be read: a host that has a snapshot goes on giving it to whom it
+// would have given it then. The zero value is ready.
+type sharings struct {
+	mu    sync.Mutex
+	by    map[string]*donav1.SharedService
+	since uint64 // revision of the newest read of all
+}
+
+// note keeps what was read at a revision, unless a newer read of all has been made.
+func (k *sharings) note(name string, shared *donav1.SharedService, revision uint64) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if _, have := k.by[name]; revision < k.since || !have && len(k.by) >= limits.Services {
+		return
+	}
+	if k.by == nil {
+		k.by = map[string]*donav1.SharedService{}
+	}
+	k.by[name] = shared
+}
+
+// replace keeps all, and forgets what else there was: it may have changed.
+func (k *sharings) replace(all map[string]*donav1.SharedService, revision uint64) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.by, k.since = all, revision
+}
+
+func (k *sharings) get(name string) (shared *donav1.SharedService, known bool) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	shared, known = k.by[name]
+	return shared, known
+}
+
 // admitWatch lets a caller in that may watch the service. The context that it
 // returns ends when the caller loses that right; leave has to be called. On
 // whose behalf a caller watches is what its request says: with --dev nobody has
@@ -83,13 +122,21 @@ func (s *ControlPlane) admitWatch(ctx context.Context, req *donav1.WatchConfigRe
 	// Known before the look: a change after the look finds it.
 	s.watches.add(a)
 	leave = func() { s.watches.remove(a); end(nil) }
-	err = s.Store.View(ctx, func(tx store.ReadTx) error {
-		shared, err := s.Plane.Shared(tx, req.Service)
-		if err == nil && !service.MayWatch(shared, a.caller, a.region) {
-			err = errNotShared
-		}
+	var shared *donav1.SharedService
+	var revision uint64
+	err = s.Store.View(ctx, func(tx store.ReadTx) (err error) {
+		revision = tx.Revision()
+		shared, err = s.Plane.Shared(tx, req.Service)
 		return err
 	})
+	if err == nil {
+		s.sharings.note(req.Service, shared, revision)
+	} else if last, known := s.sharings.get(req.Service); known && (errors.Is(err, store.ErrUnavailable) || errors.Is(err, store.ErrForeign)) {
+		shared, err = last, nil
+	}
+	if err == nil && !service.MayWatch(shared, a.caller, a.region) {
+		err = errNotShared
+	}
 	if err != nil {
 		leave()
 		return nil, nil, err
@@ -128,8 +175,10 @@ func (s *ControlPlane) EndShutOut(ctx context.Context) error {
 // read.
 func (s *ControlPlane) sharing(ctx context.Context, services []string) map[string]*donav1.SharedService {
 	all := map[string]*donav1.SharedService{}
+	var revision uint64
 	if err := s.Store.View(ctx, func(tx store.ReadTx) error {
 		clear(all)
+		revision = tx.Revision()
 		if err := s.Plane.FetchShared(tx, services); err != nil {
 			return err
 		}
@@ -142,5 +191,6 @@ func (s *ControlPlane) sharing(ctx context.Context, services []string) map[strin
 	}); err != nil {
 		return nil
 	}
+	s.sharings.replace(maps.Clone(all), revision)
 	return all
 }

@@ -49,6 +49,7 @@ var kinds = func() map[string][]string {
 		"clock.step":         "delta_ms",
 		"log.recovered":      "dropped",
 		"store.adopt":        "reason found generation",
+		"store.replicas":     "from to",
 		"attestation.issued": "first_seq last_seq",
 		"artifact.register":  "id version digest",
 		"release.create":     "id number artifact_id variant",

@@ -137,6 +137,30 @@ func TestPausedHostExpiresNothing(t *testing.T) {
 	}
 }
 
+// TestPausedAgain: a pause that ends while the freeze for an earlier one holds makes it
+// longer: what was not heard in it is waited for as after any other.
+func TestPausedAgain(t *testing.T) {
+	bubble(t, func(r *rig) {
+		all := r.registerMany(4)
+		r.sleep(ttl, all...)
+		r.stop()
+		time.Sleep(2 * ttl)
+		r.run()
+		r.sleep(beat/2, all...)
+		r.beat(all...)
+		r.stop()
+		time.Sleep(ttl - beat) // the freeze ends soon
+		r.run()
+		synctest.Wait()
+		time.Sleep(ttl - beat)
+		synctest.Wait()
+		r.want(4, "to the end of the longer freeze")
+		r.beat(all[:2]...)
+		r.sleep(2*beat, all[:2]...)
+		r.want(2, "after it, only those that stayed away are gone")
+	})
+}
+
 func TestRestartGrace(t *testing.T) {
 	for _, tc := range []struct {
 		name        string

@@ -380,7 +380,8 @@ func (r *Registry) noted(j Judgement, sc Scene) *statev1.Freeze {
 }
 
 // scene reads what a judgement about scope rests on. When the host was paused, it
-// freezes the whole plane first and returns that freeze.
+// freezes the whole plane first, or has a freeze that holds last as long as a new one
+// would, and returns that freeze.
 func (r *Registry) scene(tx store.Tx, scope string) (sc Scene, counts *statev1.LeaseScope, froze *statev1.Freeze, err error) {
 	sc.Now = tx.Now().UnixMilli()
 	counts = new(statev1.LeaseScope)
@@ -394,8 +395,11 @@ func (r *Registry) scene(tx store.Tx, scope string) (sc Scene, counts *statev1.L
 	if sc.Plane, err = loadFreeze(tx, r.name, WholePlane); err != nil {
 		return sc, nil, nil, err
 	}
-	if r.paused(sc.Now) && !active(sc.Plane, sc.Now) {
-		froze = &statev1.Freeze{Reason: FreezePaused, SinceMs: sc.Now, UntilMs: sc.Now + r.rules.TTL().Milliseconds()}
+	if until := sc.Now + r.rules.TTL().Milliseconds(); r.paused(sc.Now) && (!active(sc.Plane, sc.Now) || sc.Plane.GetUntilMs() < until) {
+		froze = &statev1.Freeze{Reason: FreezePaused, SinceMs: sc.Now, UntilMs: until}
+		if active(sc.Plane, sc.Now) {
+			froze.SinceMs = sc.Plane.GetSinceMs()
+		}
 		sc.Plane = froze
 		err = saveFreeze(tx, r.name, WholePlane, froze)
 	}

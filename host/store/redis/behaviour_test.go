@@ -191,6 +191,29 @@ func TestRoundTrips(t *testing.T) {
 	}
 }
 
+// Redis 6.2 answers an INFO of several sections with an error.
+func TestOneSectionOfInfo(t *testing.T) {
+	server := redistest.Start(t, redistest.Safe...)
+	proxy := redistest.StartProxy(t, server.Addr)
+	var infos atomic.Int64
+	proxy.Decide(func(request []byte) redistest.Cut {
+		for _, command := range strings.Split(string(request), "\r\n*") {
+			args, rest, _ := strings.Cut(strings.TrimPrefix(command, "*"), "\r\n")
+			if strings.HasPrefix(strings.ToLower(rest), "$4\r\ninfo\r\n") {
+				infos.Add(1)
+				if args != "2" {
+					t.Errorf("INFO is asked for %q", rest)
+				}
+			}
+		}
+		return redistest.Pass
+	})
+	o := options(t, "redis://"+proxy.Addr, newCluster())
+	o.Probe = 10 * time.Millisecond
+	open(t, o)
+	redistest.Await(t, "several looks", func() bool { return infos.Load() > 20 })
+}
+
 // A large transaction is one: what a script can take on its stack does not bound it.
 func TestLargeTransaction(t *testing.T) {
 	server := redistest.Start(t, redistest.Safe...)

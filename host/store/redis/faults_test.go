@@ -39,6 +39,7 @@ type load struct {
 	soft     map[string]time.Time // and when
 	versions map[uint64]string    // who was given a revision
 	lastSoft time.Time
+	acked    []time.Time   // of each host, when its newest hard write was acknowledged
 	gap      time.Duration // longest time without a soft write since mark
 	unknown  int
 	refused  int
@@ -48,11 +49,11 @@ type load struct {
 }
 
 func startLoad(t *testing.T, hosts []*redis.Store, clients int) *load {
-	l := &load{start: time.Now(), hard: map[string]bool{}, soft: map[string]time.Time{}, versions: map[uint64]string{}, lastSoft: time.Now()}
+	l := &load{start: time.Now(), hard: map[string]bool{}, soft: map[string]time.Time{}, versions: map[uint64]string{}, lastSoft: time.Now(), acked: make([]time.Time, len(hosts))}
 	for i, s := range hosts {
 		for c := range clients {
 			id := i*clients + c
-			l.wg.Go(func() { l.writeHard(t, s, id, len(hosts)*clients) })
+			l.wg.Go(func() { l.writeHard(t, s, i, id, len(hosts)*clients) })
 		}
 		l.wg.Go(func() { l.writeSoft(t, s, i) })
 	}
@@ -76,7 +77,7 @@ func (l *load) failed(t *testing.T, err error) {
 	time.Sleep(10 * time.Millisecond)
 }
 
-func (l *load) writeHard(t *testing.T, s store.Store, client, clients int) {
+func (l *load) writeHard(t *testing.T, s store.Store, host, client, clients int) {
 	ctx := context.Background()
 	key := fmt.Sprint("k", client%3)
 	for n := int64(1); !l.stop.Load(); n++ {
@@ -109,6 +110,7 @@ func (l *load) writeHard(t *testing.T, s store.Store, client, clients int) {
 		}
 		l.mu.Lock()
 		l.hard[line] = true
+		l.acked[host] = time.Now()
 		if who, ok := l.versions[revision]; ok {
 			t.Errorf("revision %d was given to %s and %s", revision, who, line)
 		}
@@ -140,6 +142,13 @@ func (l *load) mark() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.gap, l.lastSoft = 0, time.Now()
+}
+
+// lastHard is when a hard write of a host was acknowledged last.
+func (l *load) lastHard(host int) time.Time {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.acked[host]
 }
 
 // acknowledged is how many hard lines were.
@@ -269,6 +278,7 @@ func TestCutAndKilled(t *testing.T) {
 // S1: the master dies; a replica takes over, and nothing acknowledged as hard is
 // lost. S8: so again, soon after.
 func TestKilledMaster(t *testing.T) {
+	t.Parallel()
 	g := redistest.StartGroup(t, 2, time.Second, redistest.Safe...)
 	hosts := faultHosts(t, g.URL(), 2, 2)
 	if d := hosts[0].Info().Durability; d != "durable" {
@@ -289,9 +299,33 @@ func TestKilledMaster(t *testing.T) {
 		t.Logf("longest gap of soft writes %s; while replicas lack: %q", l.gapNow().Round(time.Millisecond), state(hosts[0]))
 		old.Restart()
 		l.more(t, 20)
-		g.AwaitReplicas(t, g.Master(t), 2)
+		g.AwaitWhole(t)
 	}
 	l.end(t, hosts[1], since)
+}
+
+// R1, S1: the master dies and is back before the Sentinels take it for dead. It still is
+// the master, and nothing acknowledged as hard is lost.
+func TestRestartedMaster(t *testing.T) {
+	t.Parallel()
+	g := redistest.StartGroup(t, 2, time.Minute, redistest.Safe...)
+	hosts := faultHosts(t, g.URL(), 2, 2)
+	l := startLoad(t, hosts, 3)
+	master := g.Master(t)
+	for range rounds(2, 15) {
+		l.more(t, 60)
+		master.Kill()
+		master.Restart()
+		back := time.Now()
+		g.AwaitReplicas(t, master, 2)
+		l.more(t, 1)
+		t.Logf("hard writes go on %s after the master is back", time.Since(back).Round(time.Millisecond))
+	}
+	l.more(t, 60)
+	if g.Master(t) != master {
+		t.Error("the Sentinels have made another master")
+	}
+	l.end(t, hosts[1], l.start)
 }
 
 func (l *load) gapNow() time.Duration {
@@ -303,6 +337,7 @@ func (l *load) gapNow() time.Duration {
 // S2: the master stops for longer than Sentinel waits, and goes on as if nothing
 // had been: what it takes then is acknowledged to nobody.
 func TestStoppedMaster(t *testing.T) {
+	t.Parallel()
 	g := redistest.StartGroup(t, 2, time.Second, redistest.Safe...)
 	hosts := faultHosts(t, g.URL(), 2, 2)
 	l := startLoad(t, hosts, 3)
@@ -317,7 +352,7 @@ func TestStoppedMaster(t *testing.T) {
 		since = time.Now()
 		old.Continue()
 		l.more(t, 20)
-		g.AwaitReplicas(t, g.Master(t), 2)
+		g.AwaitWhole(t)
 	}
 	l.end(t, hosts[1], since)
 }

@@ -2,6 +2,7 @@ package redis
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"strconv"
 	"strings"
@@ -96,40 +97,46 @@ func infoField(info, name string) string {
 // server is what a look at a server has found out about it.
 type server struct {
 	runID      string
-	master     bool
-	replicas   int64 // connected
+	replicas   int64 // connected, in step and heard
 	appendOnly string
 	fsync      string // always, everysec, no; "" = not told
 	eviction   string
 	found      found
 }
 
-// inspect asks a server all that has to be known before it is used.
+// inspect asks a server all that has to be known before it is used, in two calls.
 func (b *backend) inspect(ctx context.Context, c redis.Cmdable) (s server, err error) {
-	ctx, cancel := b.within(ctx)
-	defer cancel()
 	// First what a server that is loading refuses: the rest it answers, slowly.
 	if s.found, err = b.inspectData(ctx, c); err != nil {
 		return s, err
 	}
-	info, err := c.Info(ctx, "server").Result()
-	if err != nil {
+	ctx, cancel := b.within(ctx)
+	defer cancel()
+	pipe := c.Pipeline()
+	info := pipe.Info(ctx, "server")
+	replication := pipe.Info(ctx, "replication")
+	config := pipe.ConfigGet(ctx, "append*")
+	memory := pipe.Info(ctx, "memory") // several sections at once are new in Redis 7
+	persistence := pipe.Info(ctx, "persistence")
+	_, _ = pipe.Exec(ctx) // each answer has its own error
+	if err := info.Err(); err != nil {
 		return s, err
 	}
-	if s.runID = infoField(info, "run_id"); s.runID == "" || len(s.runID) > 40 {
+	if s.runID = infoField(info.Val(), "run_id"); s.runID == "" || len(s.runID) > 40 {
 		return s, fmt.Errorf("%w: the server tells no run id of up to 40 digits, so a restart of it cannot be seen", store.ErrRefused)
 	}
-	v := infoField(info, "redis_version")
+	v := infoField(info.Val(), "redis_version")
 	if major, minor := versionOf(v); major < 6 || major == 6 && minor < 2 {
 		return s, fmt.Errorf("%w: the server is Redis %.32q: 6.2 is the oldest that can be used", store.ErrRefused, v)
 	}
-	if s.master, s.replicas, err = role(ctx, c); err != nil {
+	if err := replication.Err(); err != nil {
 		return s, err
 	}
-	if !s.master {
+	if infoField(replication.Val(), "role") != "master" {
 		return s, fmt.Errorf("%w: the server is a replica, not the master", store.ErrUnavailable)
 	}
-	return s, b.inspectSettings(ctx, c, &s)
+	s.replicas = replicasOf(replication.Val())
+	return s, s.settings(config, memory, persistence)
 }
 
 func versionOf(text string) (major, minor int) {
@@ -142,41 +149,46 @@ func versionOf(text string) (major, minor int) {
 	return major, minor
 }
 
-func role(ctx context.Context, c redis.Cmdable) (master bool, replicas int64, err error) {
-	type doer interface {
-		Do(ctx context.Context, args ...any) *redis.Cmd
-	}
-	list, err := c.(doer).Do(ctx, "ROLE").Slice()
-	if err != nil {
-		return false, 0, err
-	}
-	if len(list) == 0 || list[0] != "master" {
-		return false, 0, nil
-	}
-	if len(list) > 2 {
-		if connected, ok := list[2].([]any); ok {
-			replicas = int64(len(connected))
+// silent is how long a replica, which says each second how far it is, may say nothing
+// and still be counted, in seconds. The master itself takes it for connected for a
+// minute.
+const silent = 5
+
+// replicasOf counts the replicas in an INFO answer that are in step and heard.
+func replicasOf(info string) (n int64) {
+	for line := range strings.Lines(info) {
+		name, fields, _ := strings.Cut(strings.TrimSpace(line), ":")
+		if number, ok := strings.CutPrefix(name, "slave"); !ok || strings.Trim(number, "0123456789") != "" {
+			continue
+		}
+		online, lag := false, -1
+		for field := range strings.SplitSeq(fields, ",") {
+			online = online || field == "state=online"
+			if text, ok := strings.CutPrefix(field, "lag="); ok {
+				lag, _ = strconv.Atoi(text)
+			}
+		}
+		if online && lag >= 0 && lag <= silent {
+			n++
 		}
 	}
-	return true, replicas, nil
+	return n
 }
 
-// inspectSettings reads what decides over durability. A user who may not read the
+// settings notes what decides over durability. A user who may not read the
 // configuration sees some of it in INFO.
-func (b *backend) inspectSettings(ctx context.Context, c redis.Cmdable, s *server) error {
-	config, err := c.ConfigGet(ctx, "append*").Result()
-	if err == nil {
-		s.appendOnly, s.fsync = config["appendonly"], config["appendfsync"]
+func (s *server) settings(config *redis.MapStringStringCmd, memory, persistence *redis.StringCmd) error {
+	if err := config.Err(); err == nil {
+		s.appendOnly, s.fsync = config.Val()["appendonly"], config.Val()["appendfsync"]
 	} else if !redis.IsPermissionError(err) && !unknownCommand(err) {
 		return err
 	}
-	info, err := c.Info(ctx, "memory", "persistence").Result()
-	if err != nil {
+	if err := errors.Join(memory.Err(), persistence.Err()); err != nil {
 		return err
 	}
-	s.eviction = infoField(info, "maxmemory_policy")
+	s.eviction = infoField(memory.Val(), "maxmemory_policy")
 	if s.appendOnly == "" {
-		s.appendOnly = map[string]string{"1": "yes", "0": "no"}[infoField(info, "aof_enabled")]
+		s.appendOnly = map[string]string{"1": "yes", "0": "no"}[infoField(persistence.Val(), "aof_enabled")]
 	}
 	if s.eviction != "noeviction" {
 		return fmt.Errorf("%w: the server's maxmemory-policy is %.32q, so it may throw our keys away: set it to noeviction", store.ErrRefused, s.eviction)
@@ -187,6 +199,8 @@ func (b *backend) inspectSettings(ctx context.Context, c redis.Cmdable, s *serve
 func unknownCommand(err error) bool { return redis.HasErrorPrefix(err, "ERR unknown command") }
 
 func (b *backend) inspectData(ctx context.Context, c redis.Cmdable) (f found, err error) {
+	ctx, cancel := b.within(ctx)
+	defer cancel()
 	fields := []string{"format", "generation", "kept", "first", "state", "adopted", "adopted_by", "adopted_was"}
 	list, err := c.HMGet(ctx, b.keys.meta, fields...).Result()
 	if err != nil {

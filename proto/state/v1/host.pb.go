@@ -153,6 +153,52 @@ func (x *Adopted) GetGeneration() uint64 {
 	return 0
 }
 
+// store/replicas: how many replicas a hard write waits for, as the host says that set
+// it last. A change of it is in the audit chain of the hosts.
+type Replicas struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Count         uint32                 `protobuf:"varint,1,opt,name=count,proto3" json:"count,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Replicas) Reset() {
+	*x = Replicas{}
+	mi := &file_state_v1_host_proto_msgTypes[2]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Replicas) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Replicas) ProtoMessage() {}
+
+func (x *Replicas) ProtoReflect() protoreflect.Message {
+	mi := &file_state_v1_host_proto_msgTypes[2]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Replicas.ProtoReflect.Descriptor instead.
+func (*Replicas) Descriptor() ([]byte, []int) {
+	return file_state_v1_host_proto_rawDescGZIP(), []int{2}
+}
+
+func (x *Replicas) GetCount() uint32 {
+	if x != nil {
+		return x.Count
+	}
+	return 0
+}
+
 var File_state_v1_host_proto protoreflect.FileDescriptor
 
 const file_state_v1_host_proto_rawDesc = "" +
@@ -170,7 +216,9 @@ const file_state_v1_host_proto_rawDesc = "" +
 	"\aAdopted\x12\x1e\n" +
 	"\n" +
 	"generation\x18\x01 \x01(\x04R\n" +
-	"generationB\x93\x01\n" +
+	"generation\" \n" +
+	"\bReplicas\x12\x14\n" +
+	"\x05count\x18\x01 \x01(\rR\x05countB\x93\x01\n" +
 	"\fcom.state.v1B\tHostProtoP\x01Z7github.com/dodona-project/dodona/proto/state/v1;statev1\xa2\x02\x03SXX\xaa\x02\bState.V1\xca\x02\bState\\V1\xe2\x02\x14State\\V1\\GPBMetadata\xea\x02\tState::V1b\x06proto3"
 
 var (
@@ -185,10 +233,11 @@ func file_state_v1_host_proto_rawDescGZIP() []byte {
 	return file_state_v1_host_proto_rawDescData
 }
 
-var file_state_v1_host_proto_msgTypes = make([]protoimpl.MessageInfo, 2)
+var file_state_v1_host_proto_msgTypes = make([]protoimpl.MessageInfo, 3)
 var file_state_v1_host_proto_goTypes = []any{
 	(*HostRecord)(nil), // 0: state.v1.HostRecord
 	(*Adopted)(nil),    // 1: state.v1.Adopted
+	(*Replicas)(nil),   // 2: state.v1.Replicas
 }
 var file_state_v1_host_proto_depIdxs = []int32{
 	0, // [0:0] is the sub-list for method output_type
@@ -209,7 +258,7 @@ func file_state_v1_host_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_state_v1_host_proto_rawDesc), len(file_state_v1_host_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   2,
+			NumMessages:   3,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

@@ -6,6 +6,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"time"
 )
 
 // Cut is what a Proxy does with a request.
@@ -26,9 +27,13 @@ type Proxy struct {
 	server string
 	decide atomic.Pointer[func(request []byte) Cut]
 
-	mu    sync.Mutex
-	conns map[net.Conn]struct{}
-	wg    sync.WaitGroup
+	mu      sync.Mutex
+	conns   map[net.Conn]struct{}
+	latency time.Duration
+	rate    int           // bytes a second; 0 = as fast as they come
+	free    time.Time     // when the line has sent what it was given
+	changed chan struct{} // closed and made anew when latency or rate changes
+	wg      sync.WaitGroup
 }
 
 // StartProxy starts one in front of a server. It ends with the test.
@@ -38,7 +43,7 @@ func StartProxy(t testing.TB, server string) *Proxy {
 	if err != nil {
 		t.Fatal(err)
 	}
-	p := &Proxy{Addr: l.Addr().String(), server: server, conns: make(map[net.Conn]struct{})}
+	p := &Proxy{Addr: l.Addr().String(), server: server, conns: make(map[net.Conn]struct{}), changed: make(chan struct{})}
 	p.Decide(nil)
 	p.wg.Go(func() {
 		for {
@@ -51,6 +56,7 @@ func StartProxy(t testing.TB, server string) *Proxy {
 	})
 	t.Cleanup(func() {
 		_ = l.Close()
+		p.Slow(0, 0)
 		p.Reset()
 		p.wg.Wait()
 	})
@@ -77,6 +83,42 @@ func (p *Proxy) Reset() {
 	defer p.mu.Unlock()
 	for c := range p.conns {
 		reset(c)
+	}
+}
+
+// Slow delays all answers by latency, and all connections together to so many bytes a
+// second, in both directions. Zeros: as fast as they come, at once.
+func (p *Proxy) Slow(latency time.Duration, rate int) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.latency, p.rate, p.free = latency, rate, time.Time{}
+	close(p.changed)
+	p.changed = make(chan struct{})
+}
+
+// delay waits until n bytes have come through the line.
+func (p *Proxy) delay(n int, answer bool) {
+	p.mu.Lock()
+	now, wait, changed := time.Now(), time.Duration(0), p.changed
+	if p.rate > 0 {
+		if p.free.Before(now) {
+			p.free = now
+		}
+		p.free = p.free.Add(time.Duration(n) * time.Second / time.Duration(p.rate))
+		wait = p.free.Sub(now)
+	}
+	if answer {
+		wait += p.latency
+	}
+	p.mu.Unlock()
+	if wait <= 0 {
+		return
+	}
+	timer := time.NewTimer(wait)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+	case <-changed:
 	}
 }
 
@@ -108,6 +150,7 @@ func (p *Proxy) serve(client net.Conn) {
 				return
 			}
 			if n > 0 && !swallow.Load() {
+				p.delay(n, true)
 				if _, err := client.Write(buf[:n]); err != nil {
 					return
 				}
@@ -131,6 +174,7 @@ func (p *Proxy) serve(client net.Conn) {
 			case Swallow:
 				swallow.Store(true)
 			}
+			p.delay(n, false)
 			if _, werr := server.Write(buf[:n]); werr != nil {
 				break
 			}

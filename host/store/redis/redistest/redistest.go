@@ -20,8 +20,9 @@ import (
 	"github.com/redis/go-redis/v9/maintnotifications"
 )
 
-// patience is how long a server may take for what it always does.
-const patience = time.Minute
+// patience is how long a server may take for what it always does. Sentinels that find
+// the machine too busy do nothing for 30 s at a time.
+const patience = 3 * time.Minute
 
 // Safe are the settings of a server that loses nothing it has acknowledged.
 var Safe = []string{"appendonly", "yes", "appendfsync", "always", "maxmemory-policy", "noeviction"}
@@ -32,6 +33,7 @@ type Server struct {
 	Dir  string
 
 	t        testing.TB
+	door     string // port at which the members of a group find it
 	program  string
 	settings []string
 	cmd      *exec.Cmd
@@ -42,10 +44,11 @@ type Server struct {
 // is ended with the test.
 func Start(t testing.TB, settings ...string) *Server {
 	t.Helper()
-	return start(t, "redis-server", settings...)
+	return start(t, "redis-server", nil, settings...)
 }
 
-func start(t testing.TB, program string, settings ...string) *Server {
+// start starts a process, in a network if there is one.
+func start(t testing.TB, program string, n *Network, settings ...string) *Server {
 	t.Helper()
 	if _, err := exec.LookPath(program); err != nil {
 		t.Fatalf("%v: install it with make redis", err)
@@ -55,6 +58,9 @@ func start(t testing.TB, program string, settings ...string) *Server {
 	// Between finding a free port and taking it somebody else may.
 	for range 5 {
 		s.Addr = freeAddr(t)
+		if s.door = s.Port(); n != nil {
+			s.settings = append(n.member(s), settings...)
+		}
 		if s.run() {
 			return s
 		}
@@ -218,16 +224,21 @@ type Group struct {
 // Sentinels that take it for dead after downAfter.
 func StartGroup(t testing.TB, replicas int, downAfter time.Duration, settings ...string) *Group {
 	t.Helper()
+	return startGroup(t, replicas, downAfter, nil, settings)
+}
+
+func startGroup(t testing.TB, replicas int, downAfter time.Duration, n *Network, settings []string) *Group {
+	t.Helper()
 	g := &Group{Name: "dona"}
-	master := Start(t, settings...)
+	master := start(t, "redis-server", n, settings...)
 	g.Servers = append(g.Servers, master)
 	for range replicas {
-		g.Servers = append(g.Servers, Start(t, append([]string{"replicaof", "127.0.0.1 " + master.Port()}, settings...)...))
+		g.Servers = append(g.Servers, start(t, "redis-server", n, append([]string{"replicaof", "127.0.0.1 " + master.door}, settings...)...))
 	}
 	g.AwaitReplicas(t, master, replicas)
 	for range 3 {
-		g.Sentinels = append(g.Sentinels, start(t, "redis-sentinel",
-			"sentinel", "monitor "+g.Name+" 127.0.0.1 "+master.Port()+" 2",
+		g.Sentinels = append(g.Sentinels, start(t, "redis-sentinel", n,
+			"sentinel", "monitor "+g.Name+" 127.0.0.1 "+master.door+" 2",
 			"sentinel", fmt.Sprintf("down-after-milliseconds %s %d", g.Name, downAfter.Milliseconds()),
 			"sentinel", fmt.Sprintf("failover-timeout %s %d", g.Name, max(4*downAfter, 4*time.Second).Milliseconds()),
 			"sentinel", "parallel-syncs "+g.Name+" 2"))
@@ -253,6 +264,24 @@ func (g *Group) AwaitReplicas(t testing.TB, master *Server, n int) {
 	})
 }
 
+// AwaitWhole waits until whoever is the master has all others as its replicas.
+func (g *Group) AwaitWhole(t testing.TB) {
+	t.Helper()
+	Await(t, "the replicas are connected to the master", func() bool {
+		c := g.Master(t).Client()
+		defer c.Close()
+		info, err := c.Info(context.Background(), "replication").Result()
+		return err == nil && strings.Count(info, "state=online") >= len(g.Servers)-1
+	})
+}
+
+// Return restarts a server that was killed, as a replica of whoever is the master now.
+func (g *Group) Return(t testing.TB, s *Server) {
+	t.Helper()
+	s.Set("replicaof", "127.0.0.1 "+g.Master(t).door)
+	s.Restart()
+}
+
 func (g *Group) master(t testing.TB, sentinel *Server) map[string]string {
 	t.Helper()
 	c := redis.NewSentinelClient(&redis.Options{Addr: sentinel.Addr, Protocol: 2, DisableIdentity: true, MaxRetries: -1, DialTimeout: 10 * time.Second})
@@ -271,14 +300,23 @@ func (g *Group) Master(t testing.TB) *Server {
 		if sentinel.cmd == nil {
 			continue
 		}
-		port := g.master(t, sentinel)["port"]
-		for _, s := range g.Servers {
-			if s.Port() == port {
-				return s
-			}
+		if s := g.MasterBy(t, sentinel); s != nil {
+			return s
 		}
 	}
 	t.Fatal("no Sentinel names a master")
+	return nil
+}
+
+// MasterBy is the server that a Sentinel names as the master, nil when it names none.
+func (g *Group) MasterBy(t testing.TB, sentinel *Server) *Server {
+	t.Helper()
+	port := g.master(t, sentinel)["port"]
+	for _, s := range g.Servers {
+		if s.door == port {
+			return s
+		}
+	}
 	return nil
 }
 
