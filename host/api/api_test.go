@@ -458,6 +458,7 @@ func badRows() (rows []row) {
 		stream("WatchStatus: unknown", client.WatchStatus, &donav1.GetStatusRequest{Service: "nope"}, codes.NotFound, "nope"),
 		unary("ControlRollout: empty", client.ControlRollout, &donav1.ControlRolloutRequest{}, invalid, "service"),
 		unary("ControlRollout: action 99", client.ControlRollout, &donav1.ControlRolloutRequest{Service: "web", Action: 99}, invalid, "action"),
+		unary("ControlRollout: action -1", client.ControlRollout, &donav1.ControlRolloutRequest{Service: "web", Action: -1}, invalid, "action"),
 		unary("ControlRollout: no action", client.ControlRollout, &donav1.ControlRolloutRequest{Service: "web"}, invalid, "action"),
 		unary("ControlRollout: a long reason", client.ControlRollout, &donav1.ControlRolloutRequest{Service: "web", Action: donav1.ControlRolloutRequest_ACTION_PAUSE, Reason: strings.Repeat("r", 4097)}, invalid, "reason"),
 		unary("ControlRollout: unknown service", client.ControlRollout, &donav1.ControlRolloutRequest{Service: "nope", Action: donav1.ControlRolloutRequest_ACTION_PAUSE}, codes.NotFound, "nope"),
