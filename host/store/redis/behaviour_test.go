@@ -116,6 +116,69 @@ func TestTwoHosts(t *testing.T) {
 	}
 }
 
+// A commit sends a notice only while somebody else listens, which the generation
+// record says; who begins to listen hears of all that is committed from then on.
+func TestNoticesAreForOthers(t *testing.T) {
+	server := redistest.Start(t, redistest.Safe...)
+	cluster := newCluster()
+	listened := func() bool { return server.Do("HEXISTS", "{dona:"+cluster+"}:meta", "listened") == int64(1) }
+	one := open(t, options(t, url(server), cluster))
+	must(t, put(one, store.Soft, "k", "alone"))
+	if listened() {
+		t.Error("a host that is alone sends notices to itself")
+	}
+	other := open(t, options(t, url(server), cluster))
+	if !listened() {
+		t.Fatal("a second host listens, and commits send no notices")
+	}
+	watch := other.Watch(t.Context(), "k")
+	hears := func(value string) {
+		t.Helper()
+		for len(watch) > 0 {
+			<-watch
+		}
+		must(t, put(one, store.Soft, "k", value))
+		<-watch // the re-list is further away than the test may last
+	}
+	hears("both")
+	server.Do("CLIENT", "KILL", "TYPE", "pubsub")
+	redistest.Await(t, "both to listen again", func() bool {
+		n, ok := server.Do("PUBSUB", "NUMSUB", "{dona:"+cluster+"}:notice").([]any)
+		return ok && len(n) == 2 && n[1] == int64(2) && listened()
+	})
+	for n := range 3 { // the first may be told of what it missed
+		hears(fmt.Sprint("again ", n))
+	}
+	must(t, other.Close())
+	redistest.Await(t, "notices to end with the other host", func() bool { return !listened() })
+}
+
+// What one host was told the time is, no transaction of another that sees its writes
+// is before.
+func TestOneClock(t *testing.T) {
+	server := redistest.Start(t, redistest.Safe...)
+	cluster := newCluster()
+	hosts := make([]*redis.Store, 2)
+	for i := range hosts {
+		o := options(t, url(server), cluster)
+		o.Probe = time.Hour // commits alone have to keep the clocks together
+		hosts[i] = open(t, o)
+	}
+	for n := range 300 {
+		must(t, hosts[n%2].Update(t.Context(), store.Soft, func(tx store.Tx) error {
+			r, err := tx.Get("time")
+			if err != nil {
+				return err
+			}
+			now := uint64(tx.Now().UnixMicro())
+			if r.Exists() && now < binary.BigEndian.Uint64(r.Value) {
+				t.Errorf("%d µs before what the other host was told", binary.BigEndian.Uint64(r.Value)-now)
+			}
+			return tx.Put("time", binary.BigEndian.AppendUint64(nil, now))
+		}))
+	}
+}
+
 // A host that is alone among busy ones gets its turn: it claims the next commit.
 func TestClaim(t *testing.T) {
 	server := redistest.Start(t, redistest.Safe...)
