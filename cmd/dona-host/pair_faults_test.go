@@ -25,8 +25,8 @@ import (
 	"github.com/dodona-project/dodona/sdk/dona"
 )
 
-// crowd is 50 SDK clients, half at each host, that make 200 decisions a second, and
-// watchers of both hosts that look at every version.
+// crowd is 50 SDK clients that know both hosts and make 200 decisions a second, and
+// watchers of each host that look at every version.
 type crowd struct {
 	p        *pair
 	cancel   context.CancelFunc
@@ -62,7 +62,7 @@ func newCrowd(p *pair) *crowd {
 	}
 	c.settled("all endpoints at first")
 	for n := range crowdClients {
-		client, err := dona.Dial(ctx, p.hosts[n%2].grpc, dona.WithoutCache())
+		client, err := dona.Dial(ctx, p.hosts[0].grpc+","+p.hosts[1].grpc, dona.WithoutCache())
 		if err != nil {
 			p.t.Fatal(err)
 		}
@@ -73,11 +73,16 @@ func newCrowd(p *pair) *crowd {
 		c.clients = append(c.clients, svc)
 		c.wg.Go(func() {
 			defer func() { _ = client.Close() }()
+			newest := uint64(0)
 			for i := 0; ctx.Err() == nil; i++ {
 				pick, err := svc.Pick(ctx, dona.Request{Unit: fmt.Sprint("user-", n, "-", i)})
 				switch {
 				case err == nil:
 					pick.Done(dona.Outcome{Success: true, Latency: time.Millisecond})
+					if pick.Decision.ConfigVersion < newest {
+						c.problems.add("client %d decides by version %d after %d", n, pick.Decision.ConfigVersion, newest)
+					}
+					newest = pick.Decision.ConfigVersion
 				case ctx.Err() == nil:
 					c.failed.Add(1)
 					c.problems.add("decision of client %d: %v", n, err)
@@ -175,6 +180,23 @@ func (c *crowd) holds() {
 		len(c.sums.seen), len(c.acked), len(l.settings["alive"]))
 }
 
+// moved waits until no client is at a host, and all have what its other has.
+func (c *crowd) moved(what string, from int) {
+	c.p.t.Helper()
+	to := c.p.hosts[1-from].grpc
+	began := time.Now()
+	until(c.p.t, what, func() bool {
+		newest := c.watchers[3*(1-from)].version.Load()
+		for _, svc := range c.clients {
+			if now := svc.Status(); now.Host != to || now.Stale || now.Version < newest {
+				return false
+			}
+		}
+		return true
+	})
+	c.p.t.Logf("%s: after %v", what, time.Since(began).Round(time.Millisecond))
+}
+
 // end stops it all and reports what went wrong.
 func (c *crowd) end() {
 	if c.cancel == nil {
@@ -210,6 +232,7 @@ func TestFaultsUnderTwoHosts(t *testing.T) {
 		what := fmt.Sprintf("while host %d is dead", i)
 		h.kill()
 		c.lives(what, 1-i, i)
+		c.moved(fmt.Sprintf("all clients have left host %d, which is dead", i), i)
 		c.settled("the endpoints to move to the other host", i)
 		h.start()
 		t.Logf("%s, and after: a change is seen after %v", what, c.lives("after its restart", i).Round(time.Millisecond))
@@ -344,9 +367,9 @@ func TestRedisDiskFull(t *testing.T) {
 	c.holds()
 }
 
-// TestRedisLosesItsData (R2): after FLUSHALL, and after a restart without the log,
-// both hosts say so, nobody is shown anything empty or older, and adopting at either
-// host is the only way on, for both.
+// TestRedisLosesItsData (R2, R3): after FLUSHALL, after a restart without the log, and
+// after one with an older copy of it, both hosts say so, nobody is shown anything empty
+// or older, and adopting at either host is the only way on, for both.
 func TestRedisLosesItsData(t *testing.T) {
 	t.Parallel()
 	p := newPair(t)
@@ -354,26 +377,51 @@ func TestRedisLosesItsData(t *testing.T) {
 	c := newCrowd(p)
 	admins := [2]donav1.HostAdminClient{donav1.NewHostAdminClient(p.alone(0)), donav1.NewHostAdminClient(p.alone(1))}
 	state := func(i int) string { return p.status(i).StoreState }
-	foreign := func() bool {
-		return strings.HasPrefix(state(0), "foreign: it is empty") && strings.HasPrefix(state(1), "foreign: it is empty")
+	log, old := filepath.Join(p.server.Dir, "appendonlydir"), filepath.Join(t.TempDir(), "old")
+	must := func(err error) {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
 	}
-	for round, lose := range []func(){
-		func() { p.server.Do("FLUSHALL") },
-		func() {
+	for round, loss := range []struct {
+		found string // what hosts say of it
+		lose  func()
+	}{
+		{"it is empty", func() { p.server.Do("FLUSHALL") }},
+		{"it is empty", func() {
 			p.server.Kill()
-			if err := os.RemoveAll(filepath.Join(p.server.Dir, "appendonlydir")); err != nil {
-				t.Fatal(err)
-			}
+			must(os.RemoveAll(log))
 			p.server.Restart()
-		},
+		}},
+		{"it was rewound", func() {
+			p.server.Kill()
+			must(os.RemoveAll(log))
+			must(os.CopyFS(log, os.DirFS(old)))
+			p.server.Restart()
+		}},
 	} {
-		c.lives("before the loss", round)
+		foreign := func() bool {
+			for i := range admins {
+				if s := state(i); !strings.HasPrefix(s, "foreign: ") || !strings.Contains(s, loss.found) {
+					return false
+				}
+			}
+			return true
+		}
+		at := round % 2
+		c.lives("before a copy is made", at)
+		p.server.Stop() // so that the copy is of one moment
+		must(os.RemoveAll(old))
+		must(os.CopyFS(old, os.DirFS(log)))
+		p.server.Continue()
+		c.lives("before the loss", at)
 		until(t, "quiet", func() bool { return c.watchers[0].version.Load() == c.watchers[5].version.Load() })
 		versions := make([]uint64, len(c.watchers))
 		for n, w := range c.watchers {
 			versions[n] = w.version.Load()
 		}
-		lose()
+		loss.lose()
 		lost := time.Now()
 		until(t, "both hosts to notice", foreign)
 		t.Logf("noticed after %v; 1 s is the goal", time.Since(lost).Round(time.Millisecond))
@@ -388,14 +436,14 @@ func TestRedisLosesItsData(t *testing.T) {
 			t.Errorf("the hosts went on by themselves: %s; %s", state(0), state(1))
 		}
 		ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
-		h, err := admins[round].AdoptStore(ctx, &donav1.AdoptStoreRequest{Reason: fmt.Sprint("round ", round)})
+		h, err := admins[at].AdoptStore(ctx, &donav1.AdoptStoreRequest{Reason: fmt.Sprint("round ", round)})
 		cancel()
 		if err != nil || h.StoreState != "ready" {
 			t.Fatalf("adopting: %v, %v", h, err)
 		}
 		adopted := time.Now()
-		until(t, "the other host to go on", func() bool { return state(1-round) == "ready" })
-		c.lives("after the adoption", 1-round)
+		until(t, "the other host to go on", func() bool { return state(1-at) == "ready" })
+		c.lives("after the adoption", 1-at)
 		c.settled("all endpoints after the adoption")
 		t.Logf("all clients are on the new generation after %v", time.Since(adopted).Round(time.Millisecond))
 	}

@@ -18,7 +18,6 @@ import (
 	"google.golang.org/grpc"
 
 	"github.com/dodona-project/dodona/host/snapshot"
-	"github.com/dodona-project/dodona/host/store"
 )
 
 const (
@@ -178,7 +177,7 @@ func newDodona(endpoints int, delta bool) (*pusher, error) {
 		}
 		return f.Version, nil
 	}
-	p, err := startPusher(d.server(), fmt.Sprint("dodona ", delta), version)
+	p, err := startPusher(d.server(), watchers, fmt.Sprint("dodona ", delta), version)
 	if err != nil {
 		return nil, err
 	}
@@ -186,13 +185,7 @@ func newDodona(endpoints int, delta bool) (*pusher, error) {
 		if err := d.put(endpoints/2, 1+n%50_000); err != nil {
 			return 0, err
 		}
-		var version uint64
-		err := d.store.View(context.Background(), func(tx store.ReadTx) error {
-			head, err := d.plane.Head(tx, "checkout")
-			version = head.Version
-			return err
-		})
-		return version, err
+		return d.version()
 	}
 	end := p.close
 	p.close = func() { end(); d.close() }
@@ -225,7 +218,7 @@ func newLinear(resources, each int, options ...grpc.ServerOption) (*pusher, erro
 	version := uint64(0)
 	server := grpc.NewServer(append(options, grpc.MaxConcurrentStreams(250))...)
 	endpointservice.RegisterEndpointDiscoveryServiceServer(server, serverv3.NewServer(context.Background(), cache, nil))
-	p, err := startPusher(server, "linear", func() (uint64, error) { return 0, nil })
+	p, err := startPusher(server, watchers, "linear", func() (uint64, error) { return 0, nil })
 	if err != nil {
 		return nil, err
 	}
@@ -258,7 +251,7 @@ func newSnapshots(resources, each int) (*pusher, error) {
 	}
 	server := grpc.NewServer(grpc.MaxConcurrentStreams(250))
 	endpointservice.RegisterEndpointDiscoveryServiceServer(server, serverv3.NewServer(context.Background(), cache, nil))
-	p, err := startPusher(server, "sotw", func() (uint64, error) { return version, nil })
+	p, err := startPusher(server, watchers, "sotw", func() (uint64, error) { return version, nil })
 	if err != nil {
 		return nil, err
 	}
@@ -268,7 +261,7 @@ func newSnapshots(resources, each int) (*pusher, error) {
 
 // startPusher serves, starts the watchers, waits until all have the first version
 // and weighs them.
-func startPusher(server *grpc.Server, protocol string, version func() (uint64, error)) (*pusher, error) {
+func startPusher(server *grpc.Server, watchers int, protocol string, version func() (uint64, error)) (*pusher, error) {
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		return nil, err
@@ -280,7 +273,7 @@ func startPusher(server *grpc.Server, protocol string, version func() (uint64, e
 		return nil, err
 	}
 	before := settledHeap()
-	process, err := startReaders(pushEnv, fmt.Sprintf("%s %s", listener.Addr(), protocol))
+	process, err := startReaders(pushEnv, fmt.Sprintf("%s %d %s", listener.Addr(), watchers, protocol))
 	readers := versionReaders{process}
 	if err == nil {
 		err = readers.await(first)
@@ -290,7 +283,7 @@ func startPusher(server *grpc.Server, protocol string, version func() (uint64, e
 		return nil, err
 	}
 	return &pusher{
-		readers: readers, each: float64(heapInUse()-before) / watchers,
+		readers: readers, each: float64(heapInUse()-before) / float64(watchers),
 		close: func() { readers.end(); server.Stop() },
 	}, nil
 }

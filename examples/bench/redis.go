@@ -3,11 +3,14 @@ package main
 import (
 	"context"
 	"encoding/binary"
+	"errors"
 	"fmt"
+	"math/rand/v2"
 	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"sync"
 	"time"
 
@@ -46,29 +49,183 @@ func redisJob() ([]row, error) {
 		}
 		rows = append(rows, row{c.work, m[0], m[1], "/s", "a hand-written script, a connection a caller", c.goal, true, nil})
 	}
+	for _, more := range []func() ([]row, error){redisCounters, twoHosts} {
+		r, err := more()
+		if err != nil {
+			return nil, err
+		}
+		rows = append(rows, r...)
+	}
+	return rows, nil
+}
+
+// openRedis starts a server and opens so many stores on it, as many hosts do.
+func openRedis(settings []string, hosts int) (addr string, stores []*redis.Store, end func(), err error) {
+	addr, stop, err := startRedis(settings)
+	if err != nil {
+		return "", nil, nil, err
+	}
+	ends := []func(){stop}
+	end = func() {
+		for _, f := range slices.Backward(ends) {
+			f()
+		}
+	}
+	defer func() {
+		if err != nil {
+			end()
+		}
+	}()
+	dir, err := os.MkdirTemp("", "dona-bench-*")
+	if err != nil {
+		return "", nil, nil, err
+	}
+	ends = append(ends, func() { _ = os.RemoveAll(dir) })
+	target, err := redis.ParseURL("redis://" + addr)
+	if err != nil {
+		return "", nil, nil, err
+	}
+	for i := range hosts {
+		st, err := redis.Open(context.Background(), redis.Options{Target: target, Dir: filepath.Join(dir, fmt.Sprint("data", i))})
+		if err != nil {
+			return "", nil, nil, err
+		}
+		ends = append(ends, func() { _ = st.Close() })
+		stores = append(stores, st)
+	}
+	return addr, stores, end, nil
+}
+
+// redisCounters is what a runtime report costs, beside the same counters as fields of
+// a hash.
+func redisCounters() ([]row, error) {
+	addr, stores, end, err := openRedis([]string{"--appendonly", "no"}, 1)
+	if err != nil {
+		return nil, err
+	}
+	defer end()
+	peer := goredis.NewClient(&goredis.Options{Addr: addr, Protocol: 2})
+	defer func() { _ = peer.Close() }()
+	fields := goredis.NewScript("for i = 1, tonumber(ARGV[1]) do redis.call('HINCRBY', KEYS[1], i, 1) end")
+	side := func(op func(int) error) func() (float64, error) {
+		return func() (float64, error) { return rate(1, storeTurn, op) }
+	}
+	m, err := turns(repeats, side(countersOp(stores[0], store.Soft)), side(func(int) error {
+		err := fields.Run(context.Background(), peer, []string{"counters"}, counters).Err()
+		if errors.Is(err, goredis.Nil) { // the script answers nothing
+			return nil
+		}
+		return err
+	}))
+	if err != nil {
+		return nil, err
+	}
+	return []row{{countersWork + ", soft", m[0], m[1], "/s", "a hand-written script, a hash field each", 0, true}}, nil
+}
+
+// twoHosts measures how long a change on one host takes until all watchers of another
+// one have it: changes that come by themselves, and some of 100 a second.
+func twoHosts() ([]row, error) {
+	_, stores, end, err := openRedis([]string{"--appendonly", "yes", "--appendfsync", "always"}, 2)
+	if err != nil {
+		return nil, err
+	}
+	defer end()
+	here, err := deploy(stores[0], 200)
+	if err != nil {
+		return nil, err
+	}
+	defer here.feeds.Close()
+	there, err := deploy(stores[1], 0)
+	if err != nil {
+		return nil, err
+	}
+	defer there.feeds.Close()
+	watched, err := startPusher(there.server(), 50, "dodona true", func() (uint64, error) {
+		f, err := there.newest()
+		if err != nil {
+			return 0, err
+		}
+		return f.Version, nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	defer watched.close()
+	n := 0
+	var changing sync.Mutex
+	change := func() error {
+		changing.Lock()
+		defer changing.Unlock()
+		n++
+		return here.put(n%200, 1+n%50_000)
+	}
+	measure := func(times int, pause func() time.Duration) ([]float64, error) {
+		var took []float64
+		for range times {
+			time.Sleep(pause())
+			began := time.Now()
+			if err := change(); err != nil {
+				return nil, err
+			}
+			version, err := here.version()
+			if err == nil {
+				err = watched.readers.await(version)
+			}
+			if err != nil {
+				return nil, err
+			}
+			took = append(took, float64(time.Since(began))/float64(time.Millisecond))
+		}
+		slices.Sort(took)
+		return took, nil
+	}
+	var rows []row
+	add := func(work string, took []float64) {
+		const unit, most = "ms", "the most allowed"
+		rows = append(rows,
+			row{work: work + ", p50", ours: took[len(took)/2], unit: unit},
+			row{work + ", p99", took[len(took)*99/100], 500, unit, most, 1, false})
+	}
+	const work = "a change on one host until 50 watchers of another have it"
+	took, err := measure(50, func() time.Duration { return time.Duration(500+rand.IntN(200)) * time.Millisecond })
+	if err != nil {
+		return nil, err
+	}
+	add(work, took)
+	stop, others := make(chan struct{}), make(chan error, 1)
+	go func() {
+		tick := time.NewTicker(10 * time.Millisecond)
+		defer tick.Stop()
+		for {
+			select {
+			case <-stop:
+				others <- nil
+				return
+			case <-tick.C:
+			}
+			if err := change(); err != nil {
+				others <- err
+				return
+			}
+		}
+	}()
+	took, err = measure(60, func() time.Duration { return time.Duration(rand.IntN(900)) * time.Millisecond }) // at any moment of a window
+	close(stop)
+	if err = errors.Join(err, <-others); err != nil {
+		return nil, err
+	}
+	add("the same among 100 changes a second", took)
 	return rows, nil
 }
 
 func redisTurns(settings []string, d store.Durability, callers int) ([]float64, error) {
-	addr, stop, err := startRedis(settings)
+	addr, stores, end, err := openRedis(settings, 1)
 	if err != nil {
 		return nil, err
 	}
-	defer stop()
-	dir, err := os.MkdirTemp("", "dona-bench-*")
-	if err != nil {
-		return nil, err
-	}
-	defer func() { _ = os.RemoveAll(dir) }()
-	target, err := redis.ParseURL("redis://" + addr)
-	if err != nil {
-		return nil, err
-	}
-	ours, err := redis.Open(context.Background(), redis.Options{Target: target, Dir: filepath.Join(dir, "data")})
-	if err != nil {
-		return nil, err
-	}
-	defer func() { _ = ours.Close() }()
+	defer end()
+	ours := stores[0]
 	peer := goredis.NewClient(&goredis.Options{Addr: addr, Protocol: 2, PoolSize: 64})
 	defer func() { _ = peer.Close() }()
 

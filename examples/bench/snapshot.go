@@ -135,7 +135,11 @@ type deployment struct {
 
 // newDeployment returns one whose service has so many endpoints.
 func newDeployment(endpoints int) (*deployment, error) {
-	st := embedded.OpenMemory(embedded.Options{})
+	return deploy(embedded.OpenMemory(embedded.Options{}), endpoints)
+}
+
+// deploy makes one on st, which it owns.
+func deploy(st store.Store, endpoints int) (*deployment, error) {
 	plane := service.New(st, audit.New("bench.local"), "bench")
 	sessions, err := session.New(session.Options{Store: st, Plane: plane, PlaneName: "service"})
 	if err != nil {
@@ -160,6 +164,16 @@ func (d *deployment) put(i, port int) error {
 		Address: fmt.Sprintf("10.0.%d.%d:%d", i/250, i%250+1, port), Variant: "v1", Region: "eu-west", Zone: "eu-west-1a"}
 	_, err := d.sessions.Register(context.Background(), session.Registration{Scope: beat.Service, ID: beat.EndpointId, Payload: beat})
 	return err
+}
+
+// version is the newest that the service's snapshot can have.
+func (d *deployment) version() (version uint64, err error) {
+	err = d.store.View(context.Background(), func(tx store.ReadTx) error {
+		head, err := d.plane.Head(tx, "checkout")
+		version = head.Version
+		return err
+	})
+	return version, err
 }
 
 // newest returns the snapshot that is published. The feed is there from then on.

@@ -89,7 +89,53 @@ func storeJob() ([]row, error) {
 	if err != nil {
 		return nil, err
 	}
-	return append(rows, row{work: "64 callers, soft", ours: m[0], unit: "/s"}), nil
+	rows = append(rows, row{work: "64 callers, soft", ours: m[0], unit: "/s"})
+	m, err = turns(repeats, side(1, countersOp(ours, store.Hard)), side(1, func(caller int) error {
+		return plain.Update(func(tx *bbolt.Tx) error {
+			b := tx.Bucket(bucket)
+			for i := range counters {
+				key := fmt.Appendf(nil, "counters/%04d/%04d", caller, i)
+				value := make([]byte, 8)
+				if old := b.Get(key); len(old) == 8 {
+					binary.BigEndian.PutUint64(value, binary.BigEndian.Uint64(old)+1)
+				}
+				if err := b.Put(key, value); err != nil {
+					return err
+				}
+			}
+			return nil
+		})
+	}))
+	if err != nil {
+		return nil, err
+	}
+	return append(rows, row{countersWork, m[0], m[1], "/s", "bbolt `Update`, a key each", 0, true}), nil
+}
+
+// counters is how many counters one record of a runtime report holds.
+const (
+	counters     = 512
+	countersWork = "1 caller, adds to 512 counters that are one record"
+)
+
+// countersOp adds one to each counter of a record.
+func countersOp(st store.Store, d store.Durability) func(int) error {
+	return func(caller int) error {
+		key := fmt.Sprintf("counters/%04d", caller)
+		return st.Update(context.Background(), d, func(tx store.Tx) error {
+			rec, err := tx.Get(key)
+			if err != nil {
+				return err
+			}
+			value := make([]byte, 8*counters)
+			copy(value, rec.Value)
+			for i := range counters {
+				at := value[8*i:]
+				binary.BigEndian.PutUint64(at, binary.BigEndian.Uint64(at)+1)
+			}
+			return tx.Put(key, value)
+		})
+	}
 }
 
 var bucket = []byte("records")

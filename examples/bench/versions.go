@@ -41,8 +41,8 @@ func asVersionReader() {
 // progress knows which version each watcher has.
 type progress struct {
 	mu     sync.Mutex
-	at     [watchers]uint64
-	some   [watchers]bool // got any frame at all
+	at     []uint64
+	some   []bool // got any frame at all
 	target uint64
 	asked  bool
 }
@@ -76,17 +76,18 @@ func (p *progress) answer() {
 
 func readVersions(args string) error {
 	var addr, protocol string
+	var n int
 	delta := false
-	if _, err := fmt.Sscan(args, &addr, &protocol); err != nil {
+	if _, err := fmt.Sscan(args, &addr, &n, &protocol); err != nil {
 		return err
 	}
 	if protocol == "dodona" {
-		if _, err := fmt.Sscan(args, &addr, &protocol, &delta); err != nil {
+		if _, err := fmt.Sscan(args, &addr, &n, &protocol, &delta); err != nil {
 			return err
 		}
 	}
-	all := &progress{}
-	for i := range watchers {
+	all := &progress{at: make([]uint64, n), some: make([]bool, n)}
+	for i := range n {
 		conn, err := grpc.NewClient(addr, grpc.WithTransportCredentials(insecure.NewCredentials()),
 			grpc.WithStaticStreamWindowSize(1<<20), grpc.WithStaticConnWindowSize(16<<20),
 			grpc.WithDefaultCallOptions(grpc.ForceCodecV2(bytesCodec{encoding.GetCodecV2("proto")}), grpc.MaxCallRecvMsgSize(64<<20)))

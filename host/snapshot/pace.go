@@ -6,8 +6,10 @@ import "time"
 // value of a field takes the default that is named.
 type Coalesce struct {
 	First time.Duration // the window after a first change: 20 ms
-	Max   time.Duration // windows double up to this: 500 ms
-	Quiet time.Duration // after so long without a publication the next change goes out at once: 2 s
+	// Max is what windows double up to while changes go on: 450 ms, so that a change
+	// and its way to watchers, also those of another host, take no more than 500.
+	Max   time.Duration
+	Quiet time.Duration // after so long without a publication windows begin anew: 2 s
 	// Removals is how many removals skip the wait until the next quiet: 4. Instances
 	// that come and go all the time would else be a publication each.
 	Removals int
@@ -18,7 +20,7 @@ func (c Coalesce) withDefaults() Coalesce {
 		c.First = 20 * time.Millisecond
 	}
 	if c.Max <= 0 {
-		c.Max = 500 * time.Millisecond
+		c.Max = 450 * time.Millisecond
 	}
 	if c.Quiet <= 0 {
 		c.Quiet = 2 * time.Second
@@ -35,6 +37,7 @@ type pace struct {
 	rule   Coalesce
 	window time.Duration
 	last   time.Time // of the last publication; zero before the first
+	held   bool      // something has waited since then
 	early  int       // removals that did not wait, since the last quiet
 }
 
@@ -44,6 +47,7 @@ func (p *pace) due(now time.Time) time.Time {
 		return now
 	}
 	if at := p.last.Add(p.window); at.After(now) {
+		p.held = true
 		return at
 	}
 	return now
@@ -53,15 +57,23 @@ func (p *pace) due(now time.Time) time.Time {
 func (p *pace) mayHurry() bool { return p.early < p.rule.Removals }
 
 // published notes that a change went out, a removal before it was due or not, and
-// opens the next window.
+// opens the next window. It is twice as long as the last one while changes come faster
+// than the longest window lets them go; changes that come by themselves, however many,
+// wait for none.
 func (p *pace) published(now time.Time, early bool) {
-	if p.last.IsZero() || now.Sub(p.last) >= p.rule.Quiet {
-		p.window, p.early = p.rule.First, 0
-	} else {
+	gap := now.Sub(p.last)
+	quiet := p.last.IsZero() || gap >= p.rule.Quiet
+	switch {
+	case quiet, !p.held && gap >= p.rule.Max: // no faster than windows would let them
+		p.window = p.rule.First
+	default:
 		p.window = min(2*p.window, p.rule.Max)
+	}
+	if quiet {
+		p.early = 0
 	}
 	if early {
 		p.early++
 	}
-	p.last = now
+	p.last, p.held = now, false
 }

@@ -67,9 +67,22 @@ func TestCoalescing(t *testing.T) {
 		want string
 	}{
 		{"one change goes out at once", func(change func(bool)) { change(false) }, "0:+1"},
-		{"windows double up to 500 ms", func(change func(bool)) { every(time.Millisecond, 2000, change) },
-			"0:+1 20:+20 60:+40 140:+80 300:+160 620:+320 1120:+500 1620:+500 2120:+379"},
+		{"windows double up to 450 ms", func(change func(bool)) { every(time.Millisecond, 2000, change) },
+			"0:+1 20:+20 60:+40 140:+80 300:+160 620:+320 1070:+450 1520:+450 1970:+450 2420:+29"},
 		{"a change after its window goes out at once", func(change func(bool)) { every(700*time.Millisecond, 4, change) }, "0:+1 699:+1 1399:+1 2099:+1"},
+		{"changes that come by themselves open no long windows", func(change func(bool)) {
+			every(time.Millisecond, 1000, change) // to the longest window
+			time.Sleep(600 * time.Millisecond)
+			change(false) // by itself
+			time.Sleep(30 * time.Millisecond)
+			change(false)
+			time.Sleep(600 * time.Millisecond)
+			change(false)
+			time.Sleep(10 * time.Millisecond)
+			change(false)
+		}, "0:+1 20:+20 60:+40 140:+80 300:+160 620:+320 1070:+379 1599:+1 1629:+1 2229:+1 2249:+1"},
+		{"changes twice as fast as the longest window are held", func(change func(bool)) { every(225*time.Millisecond, 12, change) },
+			"0:+1 224:+1 449:+1 674:+1 899:+1 1219:+1 1669:+2 2119:+2 2569:+2"},
 		{"windows go back after 2 s of quiet", func(change func(bool)) {
 			every(time.Millisecond, 100, change)
 			time.Sleep(2050 * time.Millisecond)

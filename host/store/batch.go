@@ -44,7 +44,6 @@ func (e *Engine) run(calls []*call) (rest []*call) {
 			b.src, b.base = pinned, pinned.revision()
 			b.union.Epoch, b.union.Conflicts = pinned.epoch, conflicts
 			b.union.Reads = make(map[string]uint64)
-			b.union.Heads = make(map[string]uint64)
 		}
 		fits := e.runOnce(b, calls)
 		rest = append(calls[fits:len(calls):len(calls)], rest...)
@@ -105,7 +104,10 @@ func (e *Engine) runOnce(b *batch, calls []*call) (fits int) {
 			revision: b.base + 1 + uint64(len(b.union.Txs)),
 			now:      b.now,
 			limit:    MaxTransactionLen,
-			reads:    b.union.Reads, heads: b.union.Heads,
+			reads:    b.union.Reads,
+		}
+		if t.reads != nil {
+			t.heads = &b.union.Heads
 		}
 		ran := c.runFn(t)
 		if !ran {

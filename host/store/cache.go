@@ -69,12 +69,13 @@ func (c *cache) fill(a *Answer) {
 // pinned is what one batch, or one View, has fetched: kept for as long as it
 // runs, so that the cache dropping a record cannot make it run for ever.
 type pinned struct {
-	cache *cache // nil in a View
-	epoch uint64
-	rev   uint64
-	known Answer
-	miss  Query
-	asked Query // all that was ever missed
+	cache   *cache // nil in a View
+	epoch   uint64
+	rev     uint64
+	records recordSet
+	known   Answer // all but the records
+	miss    Query
+	asked   Query // all that was ever missed
 }
 
 func newPinned(c *cache, epoch uint64) *pinned {
@@ -86,7 +87,7 @@ func newPinned(c *cache, epoch uint64) *pinned {
 	return p
 }
 
-func (p *pinned) forget() { p.known = Answer{} }
+func (p *pinned) forget() { p.records, p.known = recordSet{}, Answer{} }
 
 // keep adds one thing to a map that is made when it is needed.
 func keep[K comparable, V any](m *map[K]V, key K, value V) {
@@ -99,15 +100,15 @@ func keep[K comparable, V any](m *map[K]V, key K, value V) {
 func (p *pinned) revision() uint64 { return p.rev }
 
 func (p *pinned) get(key string) (Record, bool) {
-	if r, ok := p.known.Records[key]; ok {
-		return r, true
+	if r, ok := p.records.get(key); ok {
+		return r.Record, true
 	}
 	if p.cache != nil {
 		p.cache.mu.Lock()
 		r, ok := p.cache.records[key]
 		p.cache.mu.Unlock()
 		if ok {
-			keep(&p.known.Records, key, r)
+			p.records.put(key, overlayRecord{Record: r})
 			return r, true
 		}
 	}
@@ -171,7 +172,7 @@ func (p *pinned) wantedAll() *Query {
 func (p *pinned) fill(a *Answer) {
 	p.rev = max(p.rev, a.Revision)
 	for key, r := range a.Records {
-		keep(&p.known.Records, key, r)
+		p.records.put(key, overlayRecord{Record: r})
 	}
 	for log, head := range a.Heads {
 		keep(&p.known.Heads, log, head)
@@ -202,8 +203,8 @@ func (p *pinned) committed(base uint64, txs []TxWrites) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	// What was read was checked by the commit, so it is fresh.
-	for key, r := range p.known.Records {
-		c.put(key, r)
+	for key, r := range p.records.all {
+		c.put(key, r.Record)
 	}
 	for i, tx := range txs {
 		for _, w := range tx.Records {

@@ -32,8 +32,8 @@ type txn struct {
 	now      time.Time
 	limit    int // bytes it may write
 
-	reads map[string]uint64 // nil when the source needs no checks
-	heads map[string]uint64
+	reads map[string]uint64  // nil when the source needs no checks
+	heads *map[string]uint64 // the same
 
 	exact  bool  // has seen a predicted revision
 	missed bool  // asked for what is to be fetched
@@ -120,7 +120,7 @@ func (t *txn) ReadLog(log string, from uint64, limit int) ([]LogEntry, error) {
 	if !ok {
 		t.missed = true
 	} else if t.heads != nil {
-		t.heads[log] = head
+		keep(t.heads, log, head)
 	}
 	entries, found, err := t.src.readLog(q)
 	if err != nil {
@@ -207,7 +207,7 @@ func (t *txn) Append(log string, payload []byte) (uint64, error) {
 		return 0, errMiss
 	}
 	if t.heads != nil {
-		t.heads[log] = head
+		keep(t.heads, log, head)
 	}
 	for _, o := range []*overlay{t.below, &t.own} {
 		if n := len(o.logs[log]); n > 0 {

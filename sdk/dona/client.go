@@ -42,6 +42,10 @@ type host struct {
 	address string
 	conn    *grpc.ClientConn
 	release func() error
+
+	mu      sync.Mutex
+	trusted context.Context // see stay; nil = made when it is asked for
+	doubted context.CancelFunc
 }
 
 // MaxHosts is how many hosts a target may name.

@@ -169,6 +169,38 @@ func (c *Client) note(h *host, err error) {
 	c.health.Failed(h.place, time.Now())
 }
 
+// stay calls leave when the host gives no answer to a call, from a goroutine of its
+// own, unless stop was called before. A host that stands still keeps its streams, and
+// pings find that only after 40 s.
+func (h *host) stay(leave func()) (stop func() bool) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.trusted == nil {
+		h.trusted, h.doubted = context.WithCancel(context.Background())
+	}
+	return context.AfterFunc(h.trusted, leave)
+}
+
+// doubt has all who stay with the host told.
+func (h *host) doubt() {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.trusted != nil {
+		h.doubted()
+		h.trusted, h.doubted = nil, nil
+	}
+}
+
+// stay has a stream to h end with errSilent when h has let a call wait for too long
+// and there is another host.
+func (c *Client) stay(h *host, cancel context.CancelCauseFunc) (stop func() bool) {
+	return h.stay(func() {
+		if c.another(h) {
+			cancel(errSilent)
+		}
+	})
+}
+
 // ask makes calls that change nothing on one host, and on the next ones when it
 // cannot serve. The error is the last host's, and names it.
 func (c *Client) ask(ctx context.Context, calls func(context.Context, donav1.ControlPlaneClient) error) (*host, error) {
@@ -206,6 +238,9 @@ func (c *Client) sendReport(ctx context.Context, try int, batch *donav1.StatsBat
 	}
 	ack, err := api.ReportStats(ctx, batch)
 	c.note(h, err)
+	if status.Code(err) == codes.DeadlineExceeded {
+		h.doubt()
+	}
 	return ack, err
 }
 

@@ -24,7 +24,8 @@
 // of them. A client begins at a random one and keeps what it does on that one for as
 // long as it works: its watches, its registrations and its reports. One that fails
 // is left for another within half a second, and asked less and less while it stays
-// away. When no other is there, waits follow full jitter up to 30 s; they begin anew
+// away. One that stands still is found when it leaves a report without an answer for
+// 10 s, and by pings after 40 s. When no other is there, waits follow full jitter up to 30 s; they begin anew
 // only when a stream did what it is for, not when a connection stands.
 //
 // A client never goes back: a host that has an older snapshot than the client holds

@@ -346,6 +346,48 @@ func TestHalfOpen(t *testing.T) {
 	}
 }
 
+// A host that stands still is found by the first report that it does not answer: the
+// watch and the registration need not wait for pings.
+func TestReportsFindASilentHost(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d := deploy(hostA, hostB)
+		d.up(hostA, moved(7))
+		d.up(hostB, moved(7))
+		defer d.downAll()
+		var silent atomic.Pointer[halfOpen]
+		c, err := dona.Dial(t.Context(), pair, dona.WithReportInterval(time.Second), dona.WithRandom(func() float64 { return 0.1 }),
+			dona.WithDialer(func(ctx context.Context, address string) (net.Conn, error) {
+				conn, err := d.dial(ctx, address)
+				if err != nil || address != hostA {
+					return conn, err
+				}
+				silent.Store(&halfOpen{Conn: conn})
+				return silent.Load(), nil
+			}))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer c.Close()
+		svc := c.Service("checkout")
+		r := register(t, c, own)
+		after(t, time.Second, "all is at the first host", func() bool { return svc.Status().Host == hostA && r.LeaseID() != "" })
+		time.Sleep(5 * time.Second) // what was to be reported is
+		silent.Load().in.Store(true)
+		silent.Load().out.Store(true)
+		pick, err := svc.Pick(t.Context(), dona.Request{Unit: "u"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		pick.Done(dona.Outcome{Success: true})
+		took := after(t, time.Minute, "all is at the other host", func() bool {
+			return svc.Status().Host == hostB && !svc.Status().Stale && d.hosts[hostB].last(own.ID).GetEndpointId() == own.ID
+		})
+		if t.Logf("after %v", took); took > 13*time.Second {
+			t.Errorf("it took %v", took)
+		}
+	})
+}
+
 // A client whose reports need a new name watches by it too, so that a host knows
 // which version it is on. Nothing becomes stale by that.
 func TestWatchesByTheNameOfItsReports(t *testing.T) {

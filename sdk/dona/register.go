@@ -255,6 +255,8 @@ func (r *Registration) stream(ctx context.Context, h *host, accepted func()) err
 	defer cancel(nil)
 	late := time.AfterFunc(firstFrame, func() { cancel(errSilent) })
 	defer late.Stop()
+	leave := r.client.stay(h, cancel)
+	defer leave()
 
 	stream, err := api.RegisterEndpoint(ctx)
 	if err != nil {
@@ -334,7 +336,7 @@ func (r *Registration) stream(ctx context.Context, h *host, accepted func()) err
 			}
 			return err
 		case <-ctx.Done():
-			return ctx.Err()
+			return context.Cause(ctx)
 		}
 		// A send that fails shows its reason at the receiving end.
 		if err := stream.Send(r.beat(&sequence)); err != nil && !errors.Is(err, io.EOF) {

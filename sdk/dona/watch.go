@@ -36,7 +36,7 @@ func (h *held) version() uint64 {
 var (
 	// errFull asks for the whole snapshot again, whatever is held.
 	errFull = errors.New("snapshot is damaged")
-	// errSilent says that a host took a stream and did not answer in time.
+	// errSilent says that a host took a stream, or a report, and did not answer in time.
 	errSilent = fmt.Errorf("no answer within %v", firstFrame)
 	// errBehind says that a host has an older snapshot than is held.
 	errBehind = errors.New("this host is behind, or lost or rewound its data")
@@ -90,6 +90,8 @@ func (s *Service) stream(ctx context.Context, h *host, full bool, applied func()
 	defer late.Stop()
 	patience := time.AfterFunc(hosts.Never, func() { cancel(errBehind) })
 	defer patience.Stop()
+	leave := s.client.stay(h, cancel)
+	defer leave()
 
 	id, named := s.client.reporter.ID()
 	stay := context.AfterFunc(named, func() { cancel(errRenamed) })

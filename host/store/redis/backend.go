@@ -23,6 +23,7 @@ type backend struct {
 	keys    keys
 	process string // names this process in its notices
 	field   string // of the generation record, for its commits
+	first   []any  // what the arguments of each commit begin with
 	finder  finder
 	engine  *store.Engine
 	clock   *clock
@@ -246,8 +247,8 @@ func (b *backend) seenNow() seen {
 	return b.seen
 }
 
-// heed takes over what a server said along with an answer: its clock and how far
-// it is. Less than what was seen before the call is a rewound server.
+// heed takes over what a server said along with an answer: how far it and its
+// clock are. Less than what was seen before the call is a rewound server.
 func (b *backend) heed(l *link, before seen, r reply, revision uint64) error {
 	switch r.status {
 	case "GENERATION":
@@ -276,19 +277,33 @@ func (b *backend) heed(l *link, before seen, r reply, revision uint64) error {
 		b.lost(l, err)
 		return err
 	}
-	b.clock.set(r.clock)
+	b.clock.raise(r.clock)
 	return nil
 }
 
-// call makes one call to the server within its time, one of maxCalls.
-func (b *backend) call(ctx context.Context, fn func(ctx context.Context) error) error {
-	ctx, cancel := b.within(ctx)
-	defer cancel()
+// call makes one call to the server within its time, one of maxCalls. It ends by its
+// time only: a caller that leaves must not cut it off.
+func (b *backend) call(fn func(ctx context.Context) error) error {
 	select {
 	case b.calls <- struct{}{}:
-	case <-ctx.Done():
-		return fmt.Errorf("%w: %d calls to the server are under way, and none ends", store.ErrUnavailable, maxCalls)
+	default:
+		timer := time.NewTimer(b.o.CallTimeout)
+		defer timer.Stop()
+		select {
+		case b.calls <- struct{}{}:
+		case <-timer.C:
+			return fmt.Errorf("%w: %d calls to the server are under way, and none ends", store.ErrUnavailable, maxCalls)
+		}
 	}
 	defer func() { <-b.calls }()
-	return fn(ctx)
+	return fn(limited{context.Background(), time.Now().Add(b.o.CallTimeout)})
 }
+
+// limited is a context with a deadline and no timer: what a call does on a connection
+// keeps to it. There is a call for each commit, and timers are hardly ever needed.
+type limited struct {
+	context.Context
+	deadline time.Time
+}
+
+func (l limited) Deadline() (time.Time, bool) { return l.deadline, true }

@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/dodona-project/dodona/host/store"
@@ -19,7 +20,8 @@ type commit struct {
 	u        *store.Union
 	keys     []string
 	args     []any
-	counts   [9]uint32 // see commit.lua
+	header   []byte // see commit.lua
+	told     uint64 // the newest time that a transaction can have been told, µs
 	deadline time.Time
 	writes   bool
 	seq      uint64 // number that it was sent under
@@ -29,7 +31,7 @@ type commit struct {
 // Commit implements store.Backend. The engine has one under way, which is what
 // makes the number of a commit say that all before it are settled.
 func (b *backend) Commit(ctx context.Context, u *store.Union) (store.Outcome, error) {
-	c := &commit{b: b, u: u, deadline: time.Now().Add(b.patience()), writes: len(u.Txs) > 0}
+	c := &commit{b: b, u: u, deadline: time.Now().Add(b.patience()), writes: len(u.Txs) > 0, told: b.clock.told()}
 	c.encode()
 	var last error
 	for {
@@ -83,7 +85,7 @@ func (c *commit) send(ctx context.Context, l *link) (*store.Outcome, error) {
 	}
 	c.fill(l)
 	var r reply
-	err := b.call(ctx, func(ctx context.Context) (err error) {
+	err := b.call(func(ctx context.Context) (err error) {
 		r, err = run(ctx, l.client, commitScript, c.keys, c.args)
 		return err
 	})
@@ -133,7 +135,7 @@ func (c *commit) settle(ctx context.Context, l *link) (*store.Outcome, error) {
 // from then on none up to seq will be.
 func (b *backend) applied(ctx context.Context, l *link, seq uint64) (applied, base uint64, r reply, err error) {
 	before := b.seenNow()
-	err = b.call(ctx, func(ctx context.Context) (err error) {
+	err = b.call(func(ctx context.Context) (err error) {
 		r, err = run(ctx, l.client, settleScript, []string{b.keys.meta}, []any{l.whose, b.field, seq})
 		return err
 	})
@@ -188,20 +190,16 @@ func (c *commit) done(l *link, base uint64, r reply) *store.Outcome {
 
 // fill puts in what depends on the link and on the try.
 func (c *commit) fill(l *link) {
-	c.args[0] = l.whose
+	c.args[0] = l.boxed
 	flags := uint32(0)
 	for i, on := range []bool{c.u.Exact, c.b.o.Replicas == 0, c.u.Conflicts >= 2, c.b.heard.Load()} {
 		if on {
 			flags |= 1 << i
 		}
 	}
-	c.counts[0] = flags
-	header := make([]byte, 0, 4*len(c.counts)+16)
-	for _, n := range c.counts {
-		header = binary.BigEndian.AppendUint32(header, n)
-	}
-	header = binary.BigEndian.AppendUint64(header, c.seq) // 0 when nothing is written
-	c.args[2] = binary.BigEndian.AppendUint64(header, c.u.Base)
+	binary.BigEndian.PutUint32(c.header, flags)
+	binary.BigEndian.PutUint64(c.header[countsLen:], c.seq) // 0 when nothing is written
+	c.args[2] = c.header
 }
 
 // fresh reads a conflict's records and heads.
@@ -216,7 +214,7 @@ func (c *commit) fresh(r reply) (*store.Answer, error) {
 	if !ok1 || !ok2 || len(stale)%2 != 0 || len(heads)%2 != 0 {
 		return nil, bad
 	}
-	names := c.keys[2:]
+	names := c.keys[1:]
 	for i := 0; i < len(stale); i += 2 {
 		n, err := number(stale[i])
 		if err != nil || n < 1 || n > uint64(len(c.u.Reads)) {
@@ -239,44 +237,64 @@ func (c *commit) fresh(r reply) (*store.Answer, error) {
 	return a, nil
 }
 
+// countsLen is how many bytes of the header come before the number of the commit.
+const countsLen = 10 * 4
+
 // encode makes the union the keys and arguments of the commit script. Where several
 // transactions write the same thing, the last counts.
 func (c *commit) encode() {
 	b, u := c.b, c.u
 	w := collect(u)
-	keys := make([]string, 0, 2+len(u.Reads)+len(w.records)+len(w.indexes)+len(w.logs))
-	keys = append(keys, b.keys.meta, b.keys.heads)
-	args := make([]any, 0, 8+len(u.Reads)+2*len(u.Heads)+2*len(w.records))
 	lastHard := 0
 	for i, tx := range u.Txs {
 		if tx.Hard {
 			lastHard = i + 1
 		}
 	}
-	for i, n := range []int{len(u.Txs), lastHard, len(u.Reads), len(u.Heads), w.puts, len(w.records) - w.puts, len(w.indexes), len(w.logs)} {
-		c.counts[1+i] = uint32(n)
+	both := w.order(u.Reads)
+	keys := make([]string, 0, 2+len(u.Reads)+len(w.records)+len(w.indexes)+len(w.logs))
+	args := make([]any, 0, 8+2*len(u.Heads)+len(w.records))
+	header := make([]byte, 0, countsLen+3*8+8*len(u.Reads)+2*w.puts)
+	for _, n := range [...]int{0, len(u.Txs), lastHard, len(u.Reads), both, len(u.Heads), w.puts, len(w.records) - w.puts, len(w.indexes), len(w.logs)} {
+		header = binary.BigEndian.AppendUint32(header, uint32(n))
+	}
+	for _, n := range [...]uint64{0, u.Base, c.told} {
+		header = binary.BigEndian.AppendUint64(header, n)
 	}
 	message := ""
 	if len(u.Txs) > 0 {
 		message = b.message(w.records)
 	}
-	args = append(args, "", b.field, "", b.keys.notice, message)
-	for key, v := range u.Reads {
-		keys = append(keys, b.keys.record(key))
-		args = append(args, version(v))
+	keys = append(keys, b.keys.meta)
+	args = append(append(args, b.first...), message)
+	for _, r := range w.records[:both] {
+		keys = append(keys, b.keys.record(r.Key))
+		header = binary.BigEndian.AppendUint64(header, u.Reads[r.Key])
+	}
+	if len(u.Reads) > both {
+		told := make(map[string]struct{}, both)
+		for _, r := range w.records[:both] {
+			told[r.Key] = struct{}{}
+		}
+		for key, v := range u.Reads {
+			if _, ok := told[key]; !ok {
+				keys = append(keys, b.keys.record(key))
+				header = binary.BigEndian.AppendUint64(header, v)
+			}
+		}
 	}
 	for log, head := range u.Heads {
 		args = append(args, log, digits(head))
 	}
-	for _, r := range w.records {
-		if !r.Delete {
+	for i, r := range w.records {
+		if i >= both {
 			keys = append(keys, b.keys.record(r.Key))
-			args = append(args, r.offset, r.Value)
 		}
-	}
-	for _, r := range w.records {
-		if r.Delete {
-			keys = append(keys, b.keys.record(r.Key))
+		if !r.Delete {
+			args = append(args, r.Value)
+			if len(u.Txs) > 1 {
+				header = binary.BigEndian.AppendUint16(header, uint16(r.offset)) // at most maxUnionWrites
+			}
 		}
 	}
 	for _, i := range w.indexes {
@@ -296,7 +314,10 @@ func (c *commit) encode() {
 			args = append(args, p)
 		}
 	}
-	c.keys, c.args = keys, args
+	if len(u.Heads)+len(w.logs) > 0 {
+		keys = append(keys, b.keys.heads)
+	}
+	c.keys, c.args, c.header = keys, args, header
 }
 
 // written is what a union comes to.
@@ -380,6 +401,27 @@ func collect(u *store.Union) *written {
 		}
 	}
 	return w
+}
+
+// order puts the records that are read and put first, then the others that are put,
+// then those that are deleted. It returns how many the first are.
+func (w *written) order(reads map[string]uint64) (both int) {
+	class := func(r *recordWrite) int {
+		if r.Delete {
+			return 2
+		}
+		if _, read := reads[r.Key]; read {
+			return 0
+		}
+		return 1
+	}
+	if len(w.records) > 1 {
+		slices.SortStableFunc(w.records, func(x, y recordWrite) int { return class(&x) - class(&y) })
+	}
+	for both < len(w.records) && class(&w.records[both]) == 0 {
+		both++
+	}
+	return both
 }
 
 // maxMessage bounds a notice; what is longer says that anything may have changed.

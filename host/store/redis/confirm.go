@@ -85,7 +85,7 @@ func (b *backend) confirmOnce(l *link) error {
 	var r reply
 	var n int64
 	millis := (b.o.CallTimeout * 4 / 5).Milliseconds()
-	err := b.call(context.Background(), func(ctx context.Context) error {
+	err := b.call(func(ctx context.Context) error {
 		args := []any{l.whose, b.field, digits(l.confirmed.Load())}
 		for _, whole := range []bool{false, true} {
 			pipe := l.client.Pipeline()
@@ -136,7 +136,7 @@ func (b *backend) confirmOnce(l *link) error {
 
 // announce writes down what is confirmed, for the other hosts.
 func (b *backend) announce(l *link) {
-	err := b.call(context.Background(), func(ctx context.Context) error {
+	err := b.call(func(ctx context.Context) error {
 		_, err := run(ctx, l.client, markScript, []string{b.keys.meta}, []any{l.whose, b.field, digits(l.confirmed.Load())})
 		return err
 	})

@@ -11,13 +11,11 @@
 local meta, whose, field = KEYS[1], ARGV[1], ARGV[2]
 local chunk = 2000 -- most values that unpack puts on the stack at once
 
-local h = redis.call('HMGET', meta, 'state', field, 'claim')
+local call = redis.call
+local h = call('HMGET', meta, 'state', field, 'claim', 'listened')
 if not h[1] then return {'GENERATION'} end
 if string.sub(h[1], 1, 56) ~= whose then
   if string.sub(h[1], 1, 16) ~= string.sub(whose, 1, 16) then return {'GENERATION'} end
   return {'MASTER'}
 end
 local revision, hard, confirmed, clock, skew = struct.unpack('>I8I8I8I8I8', h[1], 57)
-local time = redis.call('TIME')
-local now = time[1] * 1000000 + time[2]
-clock = math.max(clock, now + skew)

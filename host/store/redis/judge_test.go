@@ -88,7 +88,7 @@ func FuzzAnswers(f *testing.F) {
 			t.Errorf("%+v is taken for an answer to everything: %+v", r, a)
 		}
 		c := &commit{b: &backend{keys: keysOf("c")}, u: &store.Union{Reads: map[string]uint64{"k": 1}}}
-		c.keys = []string{"", "", c.b.keys.record("k")}
+		c.keys = []string{"", c.b.keys.record("k")}
 		r.rest = []any{[]any{pick(4), pick(5)}, []any{pick(6), pick(7)}}
 		if a, err := c.fresh(r); err == nil {
 			if _, ok := a.Records["k"]; !ok {

@@ -26,6 +26,7 @@ type link struct {
 	runID  string
 	id     string // of the generation
 	whose  string // both, as scripts compare them
+	boxed  any    // whose, once for all commits
 	epoch  uint64
 	client *redis.Client
 
@@ -37,6 +38,8 @@ type link struct {
 	online     atomic.Int64  // replicas that are connected
 	confirmed  atomic.Uint64 // newest hard revision known to be confirmed
 
+	attended atomic.Bool // see backend.attend
+
 	rounds rounds
 	gone   chan struct{} // closed when the link is given up
 	once   sync.Once
@@ -44,6 +47,7 @@ type link struct {
 
 func (b *backend) newLink(p place, runID, id string) (*link, error) {
 	l := &link{place: p, runID: runID, id: id, whose: whose(id, runID), gone: make(chan struct{})}
+	l.boxed = l.whose
 	l.rounds.next = newRound()
 	l.rounds.wake = make(chan struct{}, 1)
 	o, err := b.serverOptions(p.addr)

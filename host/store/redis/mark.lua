@@ -3,5 +3,5 @@
 -- KEYS: 1 generation record. ARGV, after the two of the head: a confirmed hard
 -- revision.
 confirmed = math.max(confirmed, math.min(tonumber(ARGV[3]), hard))
-redis.call('HSET', meta, 'state', whose .. struct.pack('>I8I8I8I8I8', revision, hard, confirmed, clock, skew))
+call('HSET', meta, 'state', whose .. struct.pack('>I8I8I8I8I8', revision, hard, confirmed, clock, skew))
 return {'OK', revision, hard, confirmed, clock}

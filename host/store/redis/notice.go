@@ -17,6 +17,21 @@ func (b *backend) subscribe(ctx context.Context, l *link) (*redis.PubSub, error)
 	return sub, nil
 }
 
+// attend sees to it that commits send notices, for as long as anybody but their own
+// process listens. What was missed before it succeeded for the first time since l is
+// listened on is made good.
+func (b *backend) attend(l *link) {
+	var r reply
+	err := b.call(func(ctx context.Context) (err error) {
+		r, err = run(ctx, l.client, attendScript, []string{b.keys.meta}, []any{l.whose, b.field, b.keys.notice})
+		return err
+	})
+	// A server that takes no write takes no commit either; the next look tries again.
+	if err == nil && r.status == "OK" && !l.attended.Swap(true) {
+		b.engine.NotifyAll()
+	}
+}
+
 // listen passes notices on until the link is given up. A notice is a hint: what
 // is lost is made good when the connection is there again, or by the re-list.
 func (b *backend) listen(l *link, sub *redis.PubSub) {
@@ -57,6 +72,8 @@ func (b *backend) listen(l *link, sub *redis.PubSub) {
 				sub, _ = b.subscribe(ctx, l)
 			}
 		}
+		l.attended.Store(false)
+		b.attend(l)
 		b.engine.NotifyAll() // for what was missed
 	}
 }

@@ -57,7 +57,7 @@ func (b *backend) readOnce(ctx context.Context, l *link, q *store.Query, keys []
 	before := b.seenNow()
 	args[0] = l.whose
 	var r reply
-	err := b.call(ctx, func(ctx context.Context) (err error) {
+	err := b.call(func(ctx context.Context) (err error) {
 		r, err = run(ctx, l.client, readScript, keys, args)
 		return err
 	})
@@ -68,6 +68,7 @@ func (b *backend) readOnce(ctx context.Context, l *link, q *store.Query, keys []
 	if err := b.heed(l, before, r, r.revision); err != nil {
 		return nil, err
 	}
+	b.clock.set(r.clock)
 	a, err := parseAnswer(q, r)
 	if err != nil {
 		return nil, err

@@ -125,6 +125,7 @@ func Open(ctx context.Context, o Options) (*Store, error) {
 		changed: make(chan struct{}), poked: make(chan struct{}, 1), closing: make(chan struct{}),
 	}
 	b.field = "c:" + b.process
+	b.first = []any{nil, b.field, nil, b.keys.notice} // what is nil depends on the link and the try
 	b.finder = newFinder(&b.o)
 	engine := store.New(b, store.Options{MaxBatchWrites: maxUnionWrites, MaxBatchBytes: maxUnionBytes, Relist: o.Relist})
 	b.engine = engine

@@ -16,6 +16,8 @@ import (
 var (
 	//go:embed head.lua
 	headSource string
+	//go:embed clock.lua
+	clockSource string
 	//go:embed commit.lua
 	commitSource string
 	//go:embed read.lua
@@ -24,13 +26,16 @@ var (
 	settleSource string
 	//go:embed mark.lua
 	markSource string
+	//go:embed attend.lua
+	attendSource string
 	//go:embed install.lua
 	installSource string
 
 	commitScript  = redis.NewScript(headSource + commitSource)
-	readScript    = redis.NewScript(headSource + readSource)
-	settleScript  = redis.NewScript(headSource + settleSource)
-	markScript    = redis.NewScript(headSource + markSource)
+	readScript    = redis.NewScript(headSource + clockSource + readSource)
+	settleScript  = redis.NewScript(headSource + clockSource + settleSource)
+	markScript    = redis.NewScript(headSource + clockSource + markSource)
+	attendScript  = redis.NewScript(headSource + attendSource)
 	installScript = redis.NewScript(installSource)
 )
 
@@ -83,29 +88,43 @@ func parseState(text string) (s state, ok bool) {
 	return s, true
 }
 
-// reply is what the scripts begin their answers with.
+// reply is what the scripts begin their answers with. That of a commit which went
+// well is the four numbers, its base first, in one string.
 type reply struct {
 	status                           string // OK, CONFLICT, BUSY, FENCED, GENERATION, MASTER
 	revision, hard, confirmed, clock uint64
 	rest                             []any
 }
 
+func (r *reply) numbers() [4]*uint64 {
+	return [4]*uint64{&r.revision, &r.hard, &r.confirmed, &r.clock}
+}
+
 func parseReply(v any, err error) (reply, error) {
 	if err != nil {
 		return reply{}, err
+	}
+	r := reply{}
+	if text, ok := v.(string); ok && len(text) == 4*8 {
+		r.status = "OK"
+		for i, to := range r.numbers() {
+			if *to = number8(text, 8*i); *to >= 1<<53 {
+				return r, fmt.Errorf("number %d of the server's answer is %d", 1+i, *to)
+			}
+		}
+		return r, nil
 	}
 	list, ok := v.([]any)
 	if !ok || len(list) == 0 {
 		return reply{}, fmt.Errorf("the server's answer is %T, not a list", v)
 	}
-	r := reply{}
 	if r.status, ok = list[0].(string); !ok {
 		return r, fmt.Errorf("the server's answer begins with %T", list[0])
 	}
 	if len(list) < 5 {
 		return r, nil
 	}
-	for i, to := range []*uint64{&r.revision, &r.hard, &r.confirmed, &r.clock} {
+	for i, to := range r.numbers() {
 		n, ok := list[1+i].(int64)
 		if !ok || n < 0 {
 			return r, fmt.Errorf("number %d of the server's answer is %v", 1+i, list[1+i])
@@ -133,11 +152,12 @@ func parseRecord(v any) (store.Record, error) {
 	return store.Record{Value: []byte(text[8:]), Version: binary.BigEndian.Uint64([]byte(text[:8]))}, nil
 }
 
-func version(n uint64) string {
-	if n == 0 {
-		return ""
+// number8 reads the number that text has in 8 bytes from at.
+func number8(text string, at int) (n uint64) {
+	for _, c := range []byte(text[at : at+8]) {
+		n = n<<8 | uint64(c)
 	}
-	return string(binary.BigEndian.AppendUint64(nil, n))
+	return n
 }
 
 func digits(n uint64) string { return strconv.FormatUint(n, 10) }

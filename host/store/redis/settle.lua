@@ -8,6 +8,6 @@
 local limit, applied, base = 0, 0, 0
 if h[2] then limit, applied, base = struct.unpack('>I8I8I8', h[2]) end
 if limit < tonumber(ARGV[3]) then
-  redis.call('HSET', meta, field, struct.pack('>I8I8I8I8', ARGV[3], applied, base, clock))
+  call('HSET', meta, field, struct.pack('>I8I8I8I8', ARGV[3], applied, base, clock))
 end
 return {'OK', revision, hard, confirmed, clock, applied, base}

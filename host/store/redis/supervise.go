@@ -108,6 +108,7 @@ func (b *backend) probe(ctx context.Context, l *link) error {
 	if changed {
 		b.log.Warn("the server's durability has changed", "durability", words)
 	}
+	b.attend(l)
 	// For the clock; and to have confirmed what somebody left unconfirmed.
 	q := &store.Query{}
 	keys, args := b.ask(q)
@@ -224,7 +225,7 @@ func (b *backend) linkTo(ctx context.Context, p place, s *server) error {
 	keys, args := b.ask(&store.Query{})
 	args[0] = l.whose
 	var r reply
-	err = b.call(ctx, func(ctx context.Context) (err error) {
+	err = b.call(func(ctx context.Context) (err error) {
 		r, err = run(ctx, l.client, readScript, keys, args)
 		return err
 	})
@@ -247,6 +248,7 @@ func (b *backend) linkTo(ctx context.Context, p place, s *server) error {
 		l.close()
 		return err
 	}
+	b.attend(l)
 	b.prune(ctx, l, r.clock)
 	b.up(l, s, sub)
 	return nil
@@ -259,7 +261,7 @@ const staleCommit = time.Hour
 // prune removes what processes that ended long ago have left in the generation
 // record. It is no harm when it fails.
 func (b *backend) prune(ctx context.Context, l *link, clock uint64) {
-	err := b.call(ctx, func(ctx context.Context) error {
+	err := b.call(func(ctx context.Context) error {
 		if n, err := l.client.HLen(ctx, b.keys.meta).Result(); err != nil || n < 64 {
 			return err
 		}
