@@ -288,18 +288,21 @@ func startPusher(server *grpc.Server, watchers int, protocol string, version fun
 	}, nil
 }
 
-// settledHeap waits until what an earlier measurement left behind is gone.
+// settledHeap waits until what an earlier measurement left behind is gone: until the
+// heap has not become smaller for a second.
 func settledHeap() int64 {
-	heap := heapInUse()
-	for range 50 {
+	least, same := heapInUse(), 0
+	for range 300 {
 		time.Sleep(100 * time.Millisecond)
 		now := heapInUse()
-		if now > heap-100_000 {
-			return now
+		if same++; now < least-100_000 {
+			same = 0
 		}
-		heap = now
+		if least = min(least, now); same == 10 {
+			break
+		}
 	}
-	return heap
+	return least
 }
 
 func heapInUse() int64 {

@@ -97,7 +97,7 @@ func (s *Service) Pick(ctx context.Context, req Request) (pick Pick, err error) 
 	p.CopyEndpoint(res.Endpoint, &pick.Endpoint)
 	d.Variant, d.Flag = pick.Endpoint.Variant, p.Flag(res.Flag)
 	pick.service, pick.program, pick.index = s, p, res.Endpoint
-	pick.load = p.Load(res.Endpoint)
+	pick.load = res.Load
 	pick.load.Begin()
 	if s.client.opts.observer != nil {
 		pick.ended = s.observe(ctx, p, res, req.Unit, pick)

@@ -20,6 +20,7 @@ import (
 
 	donav1 "github.com/dodona-project/dodona/proto/dona/v1"
 	"github.com/dodona-project/dodona/sdk/dona/bucket"
+	"github.com/dodona-project/dodona/sdk/dona/plan"
 )
 
 // Request is what a decision depends on besides the snapshot. Nothing of it is
@@ -84,8 +85,9 @@ type Endpoint struct {
 type Result struct {
 	View     *View // which endpoints were legal; nil only for bucket.ErrUnit
 	Err      error
-	Endpoint int32 // index for Program.Endpoint; -1 = none
-	Flag     int32 // index of the deciding flag for Program.Flag; -1 = none
+	Load     *plan.Load // of the endpoint; nil = none
+	Endpoint int32      // index for Program.Endpoint; -1 = none
+	Flag     int32      // index of the deciding flag for Program.Flag; -1 = none
 	Kind     Kind
 	Reason   donav1.Reason
 	// Missed has a bit for each of the first 64 flags that was evaluated and did
@@ -136,15 +138,15 @@ func (p *Program) decide(req *Request, res *Result, trace *Trace) {
 		return
 	}
 	key := p.hashKey(req)
-	i, ok := from.picker.Pick(key, req.Tried)
-	if !ok {
+	i, load := from.picker.Choose(key, req.Tried)
+	if load == nil {
 		res.Kind, res.Err = KindUnavailable, v.noneLeft
 		if trace != nil {
 			trace.picked(p, from, key, -1)
 		}
 		return
 	}
-	res.Endpoint = from.members[i]
+	res.Endpoint, res.Load = from.members[i], load
 	if trace != nil {
 		trace.picked(p, from, key, res.Endpoint)
 	}

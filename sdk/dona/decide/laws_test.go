@@ -193,7 +193,7 @@ func BenchmarkDecision(b *testing.B) {
 		one := func(unit string) {
 			req := decide.Request{Unit: unit, Attributes: attributes, Regions: []string{"r1"}}
 			res := p.Decide(&req)
-			l := p.Load(res.Endpoint)
+			l := res.Load
 			l.Begin()
 			l.End()
 		}

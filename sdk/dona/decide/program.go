@@ -205,9 +205,6 @@ func (p *Program) Endpoint(i int32) Endpoint { return p.endpoints[i] }
 // CopyEndpoint is Endpoint for callers that have a place for it.
 func (p *Program) CopyEndpoint(i int32, to *Endpoint) { *to = p.endpoints[i] }
 
-// Load returns the calls in flight to the endpoint of a Result.
-func (p *Program) Load(i int32) *plan.Load { return p.details[i].load }
-
 // Observe notes how long a call to the endpoint of a Result took, if the plan chooses
 // by that. Zero is a call that was not measured.
 func (p *Program) Observe(i int32, took time.Duration, success bool) {

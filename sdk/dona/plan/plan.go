@@ -207,12 +207,18 @@ func (k *Picker) Len() int {
 // without one. Candidates whose id is in tried are left out. ok is false when none
 // is left. Pick counts nothing: call Begin on the candidate's Load.
 func (k *Picker) Pick(key uint64, tried []string) (index int, ok bool) {
+	index, load := k.Choose(key, tried)
+	return index, load != nil
+}
+
+// Choose is Pick that also returns the candidate's Load; nil when none is left.
+func (k *Picker) Choose(key uint64, tried []string) (index int, load *Load) {
 	for ; k != nil; k = k.spill {
 		if s := k.pick(key, tried); s >= 0 {
-			return int(k.slots[s].index), true
+			return int(k.slots[s].index), k.slots[s].load
 		}
 	}
-	return 0, false
+	return 0, nil
 }
 
 // pick returns the slot to use next, or -1.

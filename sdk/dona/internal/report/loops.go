@@ -53,6 +53,7 @@ func (r *Reporter) drain() bool {
 	now := time.Now()
 	any, half := false, false
 	for _, q := range r.rings {
+		lost := uint64(0)
 		r.mu.Lock()
 		for range ringSize {
 			e := q.next()
@@ -60,13 +61,14 @@ func (r *Reporter) drain() bool {
 				break
 			}
 			any = true
-			if lost := r.next.add(e, now); lost > 0 {
-				r.dropped.Add(lost)
-			}
+			lost += r.next.add(e, now)
 			q.release(e)
 		}
 		half = half || r.next.half()
 		r.mu.Unlock()
+		if lost > 0 {
+			r.dropped.Add(lost)
+		}
 	}
 	if any || half {
 		signal(r.due)

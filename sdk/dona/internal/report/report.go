@@ -54,9 +54,11 @@ type Reporter struct {
 	id    atomic.Pointer[identity]
 	rings [rings]*ring
 
-	asleep   atomic.Bool // the folder waits for wake
-	wake     chan struct{}
-	hurry    chan struct{} // a ring is half full: do not wait for the tick
+	asleep atomic.Bool // the folder waits for wake
+	wake   chan struct{}
+	hurry  chan struct{} // a ring is half full: do not wait for the tick
+
+	_        [64]byte      // all above is read by each event, what follows is written
 	dropped  atomic.Uint64 // beside what the rings lost
 	reported atomic.Uint64
 
