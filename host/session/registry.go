@@ -78,8 +78,9 @@ type Registry struct {
 	log     hclog.Logger
 	metrics *metrics
 
-	seen     atomic.Int64 // store clock of the last sweep, in ms; a gap tells of a pause
-	signed   int64        // store clock of the last sign, in ms; the sweep's
+	seen     atomic.Int64  // store clock of the last sweep, in ms; a gap tells of a pause
+	first    atomic.Uint64 // Info().First of the store at the last sweep
+	signed   int64         // store clock of the last sign, in ms; the sweep's
 	started  atomic.Bool
 	draining atomic.Bool
 

@@ -59,6 +59,7 @@ func (r *Registry) Start(ctx context.Context) error {
 			return fmt.Errorf("session: start: %s: %w", scope, err)
 		}
 	}
+	r.first.Store(r.store.Info().First)
 	r.see(now)
 	r.started.Store(true)
 	return nil
@@ -182,8 +183,9 @@ func (r *Registry) Run(ctx context.Context) error {
 // calls it; tests may. A damaged record keeps the leases of its scope, and of no
 // other; the error says which.
 func (r *Registry) Sweep(ctx context.Context) error {
-	var due map[string][]string // scope -> ids to judge
-	var over []string           // scopes whose freeze is over
+	first := r.store.Info().First // before what may freeze for it
+	var due map[string][]string   // scope -> ids to judge
+	var over []string             // scopes whose freeze is over
 	var now int64
 	var frozen bool
 	held := 0
@@ -208,6 +210,7 @@ func (r *Registry) Sweep(ctx context.Context) error {
 			return err
 		}
 	}
+	r.first.Store(first)
 	r.see(now)
 	r.metrics.held.Set(float64(held))
 	if frozen {
@@ -407,9 +410,10 @@ func (r *Registry) scene(tx store.Tx, scope string) (sc Scene, counts *statev1.L
 }
 
 // paused reports whether the last sweep is so long ago that this host cannot have
-// served heartbeats meanwhile.
+// served heartbeats meanwhile, or whether the store has gone on from less than it had:
+// a fail-over loses the newest heartbeats.
 func (r *Registry) paused(now int64) bool {
-	return now-r.seen.Load() > r.rules.TTL().Milliseconds()/2
+	return now-r.seen.Load() > r.rules.TTL().Milliseconds()/2 || r.store.Info().First != r.first.Load()
 }
 
 func (r *Registry) see(now int64) {
