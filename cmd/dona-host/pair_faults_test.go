@@ -180,6 +180,17 @@ func (c *crowd) holds() {
 		len(c.sums.seen), len(c.acked), len(l.settings["alive"]))
 }
 
+// status is what a host says of itself, and why not in its StoreState.
+func (p *pair) status(i int) *donav1.HostStatus {
+	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+	defer cancel()
+	h, err := donav1.NewHostAdminClient(p.alone(i)).GetHost(ctx, &donav1.GetHostRequest{}, grpc.WaitForReady(true))
+	if err != nil {
+		return &donav1.HostStatus{StoreState: err.Error()}
+	}
+	return h
+}
+
 // moved waits until no client is at a host, and all have what its other has.
 func (c *crowd) moved(what string, from int) {
 	c.p.t.Helper()

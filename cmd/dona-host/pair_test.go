@@ -113,17 +113,6 @@ func (r reads) ReadLog(log string, from uint64, limit int) ([]store.LogEntry, er
 	return read(r, func(tx store.ReadTx) ([]store.LogEntry, error) { return tx.ReadLog(log, from, limit) })
 }
 
-// status is what a host says of itself, and why not in its StoreState.
-func (p *pair) status(i int) *donav1.HostStatus {
-	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
-	defer cancel()
-	h, err := donav1.NewHostAdminClient(p.alone(i)).GetHost(ctx, &donav1.GetHostRequest{}, grpc.WaitForReady(true))
-	if err != nil {
-		return &donav1.HostStatus{StoreState: err.Error()}
-	}
-	return h
-}
-
 // alone is a connection to one host that goes nowhere else.
 func (p *pair) alone(i int) *grpc.ClientConn {
 	p.t.Helper()
