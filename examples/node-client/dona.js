@@ -7,6 +7,7 @@ const crypto = require('crypto');
 const path = require('path');
 const grpc = require('@grpc/grpc-js');
 const loader = require('@grpc/proto-loader');
+const { prepare, WRONG_TYPE } = require('./match');
 
 // load reads the contract. protos is the folder that holds dona/v1.
 function load(protos) {
@@ -136,10 +137,11 @@ function edit(list, put, removed, key) {
 
 const REASON = { TARGETING_MATCH: 1, SPLIT: 2, DEFAULT: 3 };
 
-// decide gives {variant, endpoint, kind, flag, exposures} or throws. request is
-// {unit, attributes, regions, tried}. Of the operators it follows IN, NOT_IN and
-// EXISTS: a flag with another one gives no variant, as the rules ask. Among the
-// endpoints of the variant it draws by weight: it executes no plan.
+// decide gives {variant, endpoint, kind, flag, exposures, typeErrors} or throws. request
+// is {unit, attributes, regions, tried}; attributes are strings, numbers, bigints and
+// booleans. A flag with a rule that cannot be followed gives no variant, as the rules
+// ask: re2.js says which patterns are not. Among the endpoints of the variant it draws
+// by weight: it executes no plan.
 function decide(s, request) {
   const { unit = '', attributes = {}, regions = [], tried = [] } = request;
   const lists = [(s.residency && s.residency.allowed_regions) || [], regions].filter((l) => l.length > 0);
@@ -148,10 +150,16 @@ function decide(s, request) {
   const usable = (v) => !s.quarantined_variants.includes(v) && legal.some((e) => e.variant === v);
 
   const exposures = [];
+  let typeErrors = 0;
   let out;
   for (const f of [...s.flags].sort((a, b) => Buffer.compare(Buffer.from(a.flag), Buffer.from(b.flag)))) {
-    if (f.disabled || f.hash_version > 1 || f.targeting.some((t) => ![0, 1, 2, 6].includes(t.operator))) continue;
-    const rule = f.targeting.find((t) => matches(t, attributes[t.attribute]));
+    const judges = f.disabled || f.hash_version > 1 ? undefined : prepared(f);
+    if (!judges) continue;
+    const rule = f.targeting.find((t, i) => {
+      const verdict = judges[i](attributes[t.attribute]);
+      if (verdict === WRONG_TYPE) typeErrors++;
+      return verdict === true;
+    });
     const inside = f.rollout_percent >= 100 || (unit !== '' && bucket(unit, f.flag) < f.rollout_percent * 100);
     const variant = rule ? rule.variant : inside ? f.rollout_variant : '';
     if (variant === '') {
@@ -178,13 +186,24 @@ function decide(s, request) {
   if (pool.length === 0) throw new Error('unavailable: no endpoint of the variant is left');
   let draw = Math.random() * pool.reduce((a, e) => a + e.lb_weight, 0);
   const endpoint = pool.find((e) => (draw -= e.lb_weight) < 0) || pool[pool.length - 1];
-  return { flag: '', ...out, variant: endpoint.variant, endpoint, exposures: unit === '' ? [] : exposures };
+  return { flag: '', ...out, variant: endpoint.variant, endpoint, typeErrors, exposures: unit === '' ? [] : exposures };
 }
 
-function matches(rule, value) {
-  if (value === undefined) return false;
-  if (rule.operator === 6) return true;
-  return typeof value === 'string' && rule.values.includes(value) === (rule.operator !== 2);
+// prepared gives the judges of a flag's rules, undefined when one cannot be followed.
+// They are kept as long as the flag: a delta keeps the flags that it does not name.
+const judgesOf = new WeakMap();
+
+function prepared(flag) {
+  if (!judgesOf.has(flag)) {
+    let judges;
+    try {
+      judges = flag.targeting.map(prepare);
+    } catch {
+      // Not this flag; the others work.
+    }
+    judgesOf.set(flag, judges);
+  }
+  return judgesOf.get(flag);
 }
 
 module.exports = { load, bucket, checksum, apply, decide, sha256, grpc };

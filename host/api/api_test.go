@@ -489,13 +489,14 @@ func badRows() (rows []row) {
 	)
 	rows = append(rows, deliveryRows()...)
 	rows = append(rows, checkerRows()...)
-	// Operators that no client evaluates yet.
-	for n := range donav1.TargetingRule_Operator_name {
-		switch op := donav1.TargetingRule_Operator(n); op {
-		case donav1.TargetingRule_OPERATOR_UNSPECIFIED, donav1.TargetingRule_OPERATOR_IN, donav1.TargetingRule_OPERATOR_NOT_IN, donav1.TargetingRule_OPERATOR_EXISTS:
-		default:
-			rows = append(rows, unary("SetFlag: "+op.String(), client.SetFlag, targeting(func(r *donav1.TargetingRule) { r.Operator = op }), invalid, "rule.targeting[0].operator"))
-		}
+	// A value that its operator does not take, after one that it takes.
+	for op, values := range map[donav1.TargetingRule_Operator][]string{
+		donav1.TargetingRule_OPERATOR_STARTS_WITH: {"x", ""}, donav1.TargetingRule_OPERATOR_ENDS_WITH: {"x", ""}, donav1.TargetingRule_OPERATOR_CONTAINS: {"x", ""},
+		donav1.TargetingRule_OPERATOR_NUM_LT: {"1", "NaN"}, donav1.TargetingRule_OPERATOR_NUM_LE: {"1", "0x1"}, donav1.TargetingRule_OPERATOR_NUM_GT: {"1", "1_0"}, donav1.TargetingRule_OPERATOR_NUM_GE: {"1", ""},
+		donav1.TargetingRule_OPERATOR_SEMVER_LT: {"1.2.3", "1.2"}, donav1.TargetingRule_OPERATOR_SEMVER_GE: {"v1.2.3", "01.2.3"},
+		donav1.TargetingRule_OPERATOR_CIDR: {"10.0.0.0/8", "10.0.0.0/33"}, donav1.TargetingRule_OPERATOR_MATCHES: {"^a", "(?=a)"},
+	} {
+		rows = append(rows, unary("SetFlag: "+op.String(), client.SetFlag, targeting(func(r *donav1.TargetingRule) { r.Operator, r.Values = op, values }), invalid, "rule.targeting[0].values[1]"))
 	}
 	return rows
 }

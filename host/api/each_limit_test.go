@@ -151,6 +151,12 @@ func TestEachLimit(t *testing.T) {
 		{"SetFlag: attribute", limits.AttributeLen, false, "rule.targeting[0].attribute", target(func(r *donav1.TargetingRule, n int) { r.Attribute = x(n) })},
 		{"SetFlag: values", limits.TargetingValues, false, "rule.targeting[0].values", target(func(r *donav1.TargetingRule, n int) { r.Values = many(n) })},
 		{"SetFlag: value", limits.ValueLen, false, "rule.targeting[0].values[0]", target(func(r *donav1.TargetingRule, n int) { r.Values = []string{x(n)} })},
+		{"SetFlag: pattern", limits.ValueLen, false, "rule.targeting[0].values[0]", target(func(r *donav1.TargetingRule, n int) {
+			r.Operator, r.Values = donav1.TargetingRule_OPERATOR_MATCHES, []string{x(n)}
+		})},
+		{"SetFlag: steps of patterns", limits.PatternSteps, false, "rule.targeting[0].values[1]", target(func(r *donav1.TargetingRule, n int) {
+			r.Operator, r.Values = donav1.TargetingRule_OPERATOR_MATCHES, []string{"(?:" + x(9) + "){1000}", fmt.Sprintf("%s{%d}", "x", n-9_000)}
+		})},
 		{"SetFlag: variant of a rule", limits.NameLen, false, "rule.targeting[0].variant", target(func(r *donav1.TargetingRule, n int) { r.Variant = x(n) })},
 
 		{"StartRollout: canary", limits.NameLen, false, "canary_variant", rollout(func(r *donav1.StartRolloutRequest, n int) { r.CanaryVariant = x(n) })},

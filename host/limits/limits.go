@@ -48,10 +48,11 @@ const (
 	URLLen          = 2 << 10
 	QueryTimeoutMS  = 5_000
 	ReasonLen       = 4 << 10
-	TargetingRules  = 100
-	TargetingValues = 1_000
+	TargetingRules  = 100   // as sdk/dona/match has it
+	TargetingValues = 1_000 // the same
 	AttributeLen    = 128
-	ValueLen        = 1 << 10
+	ValueLen        = 1 << 10 // as sdk/dona/match has it
+	PatternSteps    = 10_000  // the same: of the patterns of a flag
 	PluginConfigLen = 64 << 10
 
 	ArtifactsPerService = 10_000

@@ -3,6 +3,7 @@ package service
 import (
 	"context"
 	"crypto/sha256"
+	"errors"
 	"fmt"
 	"strconv"
 
@@ -14,16 +15,8 @@ import (
 	"github.com/dodona-project/dodona/host/limits"
 	"github.com/dodona-project/dodona/host/refusal"
 	"github.com/dodona-project/dodona/host/store"
+	"github.com/dodona-project/dodona/sdk/dona/match"
 )
-
-// operators that clients evaluate. One that is not here is refused, since a
-// client that does not know it gives the flag no variant.
-var operators = map[donav1.TargetingRule_Operator]bool{
-	donav1.TargetingRule_OPERATOR_UNSPECIFIED: true, // read as IN
-	donav1.TargetingRule_OPERATOR_IN:          true,
-	donav1.TargetingRule_OPERATOR_NOT_IN:      true,
-	donav1.TargetingRule_OPERATOR_EXISTS:      true,
-}
 
 // CheckFlag says what is wrong with a SetFlag request by itself.
 func CheckFlag(req *donav1.SetFlagRequest) error {
@@ -51,46 +44,20 @@ func CheckFlag(req *donav1.SetFlagRequest) error {
 	if rule.HashVersion > 1 {
 		return refusal.Field("rule.hash_version", "is %d: known are 0 and 1 (dona-bucket-v1)", rule.HashVersion)
 	}
-	if len(rule.Targeting) > limits.TargetingRules {
-		return refusal.Field("rule.targeting", "has %d rules: allowed are at most %d", len(rule.Targeting), limits.TargetingRules)
-	}
 	for i, t := range rule.Targeting {
-		if err := checkTargeting(fmt.Sprintf("rule.targeting[%d].", i), t); err != nil {
+		at := fmt.Sprintf("rule.targeting[%d].", i)
+		if err := refusal.Check(at+"attribute", limits.Text(t.GetAttribute(), limits.AttributeLen)); err != nil {
+			return err
+		}
+		if err := refusal.Check(at+"variant", limits.Name(t.GetVariant())); err != nil {
 			return err
 		}
 	}
-	return nil
-}
-
-func checkTargeting(at string, t *donav1.TargetingRule) error {
-	if t.GetAttribute() == "" {
-		return refusal.Field(at+"attribute", "is empty: it names the request attribute to look at")
-	}
-	if err := refusal.Check(at+"attribute", limits.Text(t.Attribute, limits.AttributeLen)); err != nil {
-		return err
-	}
-	if !operators[t.Operator] {
-		if _, known := donav1.TargetingRule_Operator_name[int32(t.Operator)]; !known {
-			return refusal.Field(at+"operator", "is %d: known are IN, NOT_IN and EXISTS", t.Operator)
-		}
-		return refusal.Field(at+"operator", "is %s: supported are IN, NOT_IN and EXISTS", t.Operator)
-	}
-	if err := refusal.Check(at+"variant", limits.Name(t.Variant)); err != nil {
-		return err
-	}
-	exists := t.Operator == donav1.TargetingRule_OPERATOR_EXISTS
-	switch {
-	case exists && len(t.Values) > 0:
-		return refusal.Field(at+"values", "has %d values: EXISTS takes none", len(t.Values))
-	case !exists && len(t.Values) == 0:
-		return refusal.Field(at+"values", "is empty: at least one value is compared with the attribute")
-	case len(t.Values) > limits.TargetingValues:
-		return refusal.Field(at+"values", "has %d values: allowed are at most %d", len(t.Values), limits.TargetingValues)
-	}
-	for j, v := range t.Values {
-		if len(v) > limits.ValueLen {
-			return refusal.Field(fmt.Sprintf("%svalues[%d]", at, j), "has %d bytes: allowed are at most %d", len(v), limits.ValueLen)
-		}
+	// Clients compile a flag's rules by the same code: what they cannot follow is not
+	// stored.
+	var wrong *match.Error
+	if errors.As(match.Check(rule.Targeting), &wrong) {
+		return refusal.Field("rule."+wrong.Field, "%s", wrong.Text)
 	}
 	return nil
 }

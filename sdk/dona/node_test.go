@@ -23,6 +23,7 @@ import (
 	"github.com/dodona-project/dodona/sdk/dona"
 	"github.com/dodona-project/dodona/sdk/dona/bucket"
 	"github.com/dodona-project/dodona/sdk/dona/digest"
+	"github.com/dodona-project/dodona/sdk/dona/match"
 )
 
 const nodeClient = "../../examples/node-client"
@@ -58,8 +59,123 @@ type (
 	}
 )
 
+// rule is one of the golden table of operators, as the Node.js code is asked about it.
+type rule struct {
+	Operator int32             `json:"operator"`
+	Values   []string          `json:"values"`
+	Cases    []json.RawMessage `json:"cases,omitempty"`
+}
+
+// operators reads the golden table. Answers are a word for each case, or refused.
+func operators(t *testing.T) (rules []rule, want []string) {
+	t.Helper()
+	var table []struct {
+		Operator string
+		Values   []string
+		Refused  string
+		Node     string // refuses = a pattern that it does not follow
+		Cases    []json.RawMessage
+	}
+	read(t, "match/testdata/operators.json", &table)
+	for _, g := range table {
+		r := rule{Values: g.Values, Cases: g.Cases}
+		op, known := donav1.TargetingRule_Operator_value["OPERATOR_"+g.Operator]
+		if !known {
+			if _, err := fmt.Sscan(g.Operator, &op); err != nil {
+				t.Fatal(err)
+			}
+		}
+		r.Operator = op
+		var words []string
+		for _, c := range g.Cases {
+			var says struct{ Want string }
+			if err := json.Unmarshal(c, &says); err != nil {
+				t.Fatal(err)
+			}
+			words = append(words, says.Want)
+		}
+		answer := strings.Join(words, " ")
+		if g.Refused != "" || g.Node == "refuses" {
+			answer = "refused"
+		}
+		rules, want = append(rules, r), append(want, answer)
+	}
+	return rules, want
+}
+
+// cross gives every value of the table, and random patterns, every text of the same
+// kind of operator, and what package match says.
+func cross(t *testing.T, r *rand.Rand, table []rule) (rules []rule, want []string) {
+	t.Helper()
+	type family struct{ values, texts []string }
+	families := map[string]*family{}
+	kindOf := func(op int32) string {
+		name := strings.TrimPrefix(donav1.TargetingRule_Operator(op).String(), "OPERATOR_")
+		if strings.HasPrefix(name, "NUM_") || strings.HasPrefix(name, "SEMVER_") {
+			name, _, _ = strings.Cut(name, "_")
+		}
+		return name
+	}
+	for _, g := range table {
+		f := families[kindOf(g.Operator)]
+		if f == nil {
+			f = &family{}
+			families[kindOf(g.Operator)] = f
+		}
+		f.values = append(f.values, g.Values...)
+		for _, c := range g.Cases {
+			var a struct{ Text *string }
+			if err := json.Unmarshal(c, &a); err != nil {
+				t.Fatal(err)
+			}
+			if a.Text != nil {
+				f.texts = append(f.texts, *a.Text)
+			}
+		}
+	}
+	pieces := strings.Fields(`a b é . ^ $ \b \B \d \W \s [ab] [^a-c] [\w-] [--/] [a\-z] ( (?: ) | * + ? *? {2} {0,1} {1,} \. - _ { } ] \n \x61 \t`)
+	texts := []string{"", "a", "ab", "ba", "aab", "é", "a b", "-", "a\nb", ".", "_", "b.a-", "1a", "😀b"}
+	ask := func(op int32, value string, texts []string) {
+		matchers, err := match.Compile([]*donav1.TargetingRule{{Attribute: "a", Variant: "v", Operator: donav1.TargetingRule_Operator(op), Values: []string{value}}})
+		answer, cases := "refused", []json.RawMessage(nil)
+		if err == nil && matchers[0] != nil {
+			var words []string
+			for _, text := range texts {
+				words = append(words, map[match.Verdict]string{match.Matched: "yes", match.Missed: "no", match.WrongType: "type"}[matchers[0].Text(text)])
+				c, err := json.Marshal(map[string]string{"text": text})
+				if err != nil {
+					t.Fatal(err)
+				}
+				cases = append(cases, c)
+			}
+			answer = strings.Join(words, " ")
+		} else if err == nil {
+			return // IN and its like
+		}
+		rules, want = append(rules, rule{op, []string{value}, cases}), append(want, answer)
+	}
+	for op := int32(1); op <= int32(donav1.TargetingRule_OPERATOR_MATCHES); op++ {
+		f := families[kindOf(op)]
+		if f == nil {
+			t.Fatalf("the table has nothing on operator %d", op)
+		}
+		for _, v := range f.values {
+			ask(op, v, f.texts)
+		}
+	}
+	for range 4_000 {
+		var pattern strings.Builder
+		for range 1 + r.IntN(6) {
+			pattern.WriteString(pieces[r.IntN(len(pieces))])
+		}
+		ask(int32(donav1.TargetingRule_OPERATOR_MATCHES), pattern.String(), texts)
+	}
+	return rules, want
+}
+
 // TestNodeAgrees puts the same questions to the example's Node.js code and to ours:
-// buckets, checksums of snapshots and of deltas applied to them, and decisions.
+// buckets, checksums of snapshots and of deltas applied to them, decisions, and what
+// the operators of targeting rules say.
 func TestNodeAgrees(t *testing.T) {
 	node(t)
 	r := rand.New(rand.NewPCG(1, 2))
@@ -121,7 +237,10 @@ func TestNodeAgrees(t *testing.T) {
 		}
 	}
 
-	in, err := json.Marshal(map[string]any{"protos": "../../proto", "buckets": buckets, "histories": histories, "decisions": decisions})
+	rules, wantRules := operators(t)
+	crossed, wantCrossed := cross(t, r, rules)
+	rules, wantRules = append(rules, crossed...), append(wantRules, wantCrossed...)
+	in, err := json.Marshal(map[string]any{"protos": "../../proto", "buckets": buckets, "histories": histories, "decisions": decisions, "operators": rules})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -138,6 +257,7 @@ func TestNodeAgrees(t *testing.T) {
 		Buckets   []uint32
 		Checksums [][]string
 		Decisions []string
+		Operators []string
 	}
 	if err := json.Unmarshal(out, &got); err != nil {
 		t.Fatal(err)
@@ -147,10 +267,28 @@ func TestNodeAgrees(t *testing.T) {
 		same(t, fmt.Sprint("checksums of history ", i), got.Checksums[i], wantSums[i])
 	}
 	same(t, "decisions", got.Decisions, wantDecisions)
+	if len(got.Operators) != len(rules) {
+		t.Fatalf("%d answers on %d rules", len(got.Operators), len(rules))
+	}
+	followed := 0
+	for i, r := range rules {
+		if i >= len(rules)-len(crossed) && r.Operator == int32(donav1.TargetingRule_OPERATOR_MATCHES) {
+			if got.Operators[i] == "refused" {
+				continue // it does not follow every pattern
+			}
+			followed++
+		}
+		if got.Operators[i] != wantRules[i] {
+			t.Errorf("operator %d with %.60q: %s, want %s", r.Operator, r.Values, got.Operators[i], wantRules[i])
+		}
+	}
 	if len(wantDecisions) < 100 {
 		t.Errorf("only %d decisions were compared", len(wantDecisions))
 	}
-	t.Logf("%d buckets, %d histories of a snapshot and 5 deltas, %d decisions", len(wantBuckets), len(wantSums), len(wantDecisions))
+	if followed < 500 {
+		t.Errorf("only %d random patterns were followed", followed)
+	}
+	t.Logf("%d buckets, %d histories of a snapshot and 5 deltas, %d decisions, %d rules", len(wantBuckets), len(wantSums), len(wantDecisions), len(rules))
 }
 
 // TestNodeClient runs the example against a host: it follows deltas, asks for a full
@@ -287,7 +425,7 @@ func randomFlag(r *rand.Rand, key int) *donav1.FlagRule {
 		Disabled: r.IntN(5) == 0, HashVersion: r.Uint32N(2), Version: r.Uint64()}
 	for range r.IntN(3) {
 		f.Targeting = append(f.Targeting, &donav1.TargetingRule{Attribute: []string{"country", "other"}[r.IntN(2)],
-			Operator: []donav1.TargetingRule_Operator{0, 1, 2, 6}[r.IntN(4)], Values: []string{"CH", word(r, 5)}[:r.IntN(3)], Variant: fmt.Sprint("v", r.IntN(3))})
+			Operator: donav1.TargetingRule_Operator(r.Int32N(15)), Values: []string{[]string{"CH", "C", "7", "1.2.3", "::1"}[r.IntN(5)], word(r, 5)}[:r.IntN(3)], Variant: fmt.Sprint("v", r.IntN(3))})
 	}
 	return f
 }

@@ -245,21 +245,21 @@ func (ConfigSnapshot_Section) EnumDescriptor() ([]byte, []int) {
 type TargetingRule_Operator int32
 
 const (
-	TargetingRule_OPERATOR_UNSPECIFIED TargetingRule_Operator = 0 // read as IN
-	TargetingRule_OPERATOR_IN          TargetingRule_Operator = 1
-	TargetingRule_OPERATOR_NOT_IN      TargetingRule_Operator = 2
-	TargetingRule_OPERATOR_STARTS_WITH TargetingRule_Operator = 3
-	TargetingRule_OPERATOR_ENDS_WITH   TargetingRule_Operator = 4
-	TargetingRule_OPERATOR_CONTAINS    TargetingRule_Operator = 5
-	TargetingRule_OPERATOR_EXISTS      TargetingRule_Operator = 6
-	TargetingRule_OPERATOR_NUM_LT      TargetingRule_Operator = 7
-	TargetingRule_OPERATOR_NUM_LE      TargetingRule_Operator = 8
-	TargetingRule_OPERATOR_NUM_GT      TargetingRule_Operator = 9
-	TargetingRule_OPERATOR_NUM_GE      TargetingRule_Operator = 10
-	TargetingRule_OPERATOR_SEMVER_LT   TargetingRule_Operator = 11
-	TargetingRule_OPERATOR_SEMVER_GE   TargetingRule_Operator = 12
-	TargetingRule_OPERATOR_CIDR        TargetingRule_Operator = 13
-	TargetingRule_OPERATOR_MATCHES     TargetingRule_Operator = 14 // RE2
+	TargetingRule_OPERATOR_UNSPECIFIED TargetingRule_Operator = 0  // read as IN
+	TargetingRule_OPERATOR_IN          TargetingRule_Operator = 1  // a text, byte for byte: `CH` of CH, DE
+	TargetingRule_OPERATOR_NOT_IN      TargetingRule_Operator = 2  // a text that is none of them: `FR` of CH, DE
+	TargetingRule_OPERATOR_STARTS_WITH TargetingRule_Operator = 3  // a text, byte for byte, as the next two: `/admin/users` of /admin
+	TargetingRule_OPERATOR_ENDS_WITH   TargetingRule_Operator = 4  // `a@example.com` of @example.com
+	TargetingRule_OPERATOR_CONTAINS    TargetingRule_Operator = 5  // `robot` of bot
+	TargetingRule_OPERATOR_EXISTS      TargetingRule_Operator = 6  // any type; no values
+	TargetingRule_OPERATOR_NUM_LT      TargetingRule_Operator = 7  // a number, or a text that spells one as in JSON: `17` of 18. Whole numbers of any size compare exactly, others as float64
+	TargetingRule_OPERATOR_NUM_LE      TargetingRule_Operator = 8  // `18.0` of 18
+	TargetingRule_OPERATOR_NUM_GT      TargetingRule_Operator = 9  // `9007199254740993` of 9007199254740992
+	TargetingRule_OPERATOR_NUM_GE      TargetingRule_Operator = 10 // `2.5` of 2.5
+	TargetingRule_OPERATOR_SEMVER_LT   TargetingRule_Operator = 11 // a semantic version, with or without a v: `2.0.0-rc.1` of 2.0.0. Precedence of semver.org 2.0.0, section 11
+	TargetingRule_OPERATOR_SEMVER_GE   TargetingRule_Operator = 12 // `v1.10.0+build.7` of 1.9.0
+	TargetingRule_OPERATOR_CIDR        TargetingRule_Operator = 13 // an IP address within a prefix: `10.1.2.3` and `::ffff:10.1.2.3` of 10.0.0.0/8. A value may be an address
+	TargetingRule_OPERATOR_MATCHES     TargetingRule_Operator = 14 // RE2, found anywhere in the text: `golden` of ^gold
 )
 
 // Enum value maps for TargetingRule_Operator.
@@ -1426,6 +1426,10 @@ func (x *FlagRule) GetHashVersion() uint32 {
 	return 0
 }
 
+// A rule compares one attribute of a request with its values. A request without the
+// attribute matches no rule, NOT_IN included. An attribute of a type that the operator
+// does not take matches nothing and is counted as an error by the client. A flag with a
+// rule that a client cannot follow gives no variant there (REASON_ERROR).
 type TargetingRule struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Attribute     string                 `protobuf:"bytes,1,opt,name=attribute,proto3" json:"attribute,omitempty"`

@@ -128,8 +128,9 @@ type ControlPlaneClient interface {
 	// Refuses:
 	//   - INVALID_ARGUMENT: no rule; a bad service, flag or variant; rollout_percent
 	//     over 100, or above 0 without rollout_variant; a targeting rule without
-	//     attribute, variant or values, EXISTS with values, or an operator that clients
-	//     do not evaluate (they do IN, NOT_IN and EXISTS); a hash_version over 1.
+	//     attribute, variant or values, EXISTS with values, an operator that is none, or a
+	//     value that its operator does not take; patterns of more than 10,000 steps in one
+	//     flag, repetitions counted out; a hash_version over 1.
 	//   - NOT_FOUND: delete, and there is no such flag.
 	//   - FAILED_PRECONDITION: expected_version is not the flag's version now.
 	//   - RESOURCE_EXHAUSTED: 1,000 flags of the service, 4 MiB of its snapshot, or
@@ -640,8 +641,9 @@ type ControlPlaneServer interface {
 	// Refuses:
 	//   - INVALID_ARGUMENT: no rule; a bad service, flag or variant; rollout_percent
 	//     over 100, or above 0 without rollout_variant; a targeting rule without
-	//     attribute, variant or values, EXISTS with values, or an operator that clients
-	//     do not evaluate (they do IN, NOT_IN and EXISTS); a hash_version over 1.
+	//     attribute, variant or values, EXISTS with values, an operator that is none, or a
+	//     value that its operator does not take; patterns of more than 10,000 steps in one
+	//     flag, repetitions counted out; a hash_version over 1.
 	//   - NOT_FOUND: delete, and there is no such flag.
 	//   - FAILED_PRECONDITION: expected_version is not the flag's version now.
 	//   - RESOURCE_EXHAUSTED: 1,000 flags of the service, 4 MiB of its snapshot, or

@@ -135,7 +135,12 @@ func TestPipeline(t *testing.T) {
 		{"EXISTS, missing", flags(targeting("f", "beta", opExists, "v2")), decide.Request{Attributes: ch}, decide.KindWeight, split, "v1", "", ""},
 		{"an unknown operator gives nothing", flags(targeting("a", "country", 99, "v2", "CH"), targeting("b", "country", opIn, "v2", "CH")), decide.Request{Attributes: ch}, decide.KindFlagTargeting, targeted, "v2", "b", "c"},
 		{"an unknown operator spoils the whole flag", flags(&donav1.FlagRule{Flag: "a", RolloutPercent: 100, RolloutVariant: "v2", Targeting: []*donav1.TargetingRule{
-			{Attribute: "country", Values: []string{"CH"}, Variant: "v2"}, {Attribute: "x", Operator: 14, Variant: "v2"}}}), decide.Request{Unit: "u", Attributes: ch}, decide.KindWeight, split, "v1", "", ""},
+			{Attribute: "country", Values: []string{"CH"}, Variant: "v2"}, {Attribute: "x", Operator: 99, Values: []string{"y"}, Variant: "v2"}}}), decide.Request{Unit: "u", Attributes: ch}, decide.KindWeight, split, "v1", "", ""},
+		{"a broken rule spoils the whole flag", flags(&donav1.FlagRule{Flag: "a", RolloutPercent: 100, RolloutVariant: "v2", Targeting: []*donav1.TargetingRule{
+			{Attribute: "x", Operator: donav1.TargetingRule_OPERATOR_MATCHES, Values: []string{"("}, Variant: "v2"}}}), decide.Request{Unit: "u", Attributes: ch}, decide.KindWeight, split, "v1", "", ""},
+		{"MATCHES, then IN", flags(&donav1.FlagRule{Flag: "a", Targeting: []*donav1.TargetingRule{
+			{Attribute: "country", Operator: donav1.TargetingRule_OPERATOR_MATCHES, Values: []string{"^D"}, Variant: "v1"}, {Attribute: "country", Values: []string{"CH"}, Variant: "v2"}}}), decide.Request{Attributes: ch}, decide.KindFlagTargeting, targeted, "v2", "a", "c"},
+		{"the first of a name counts", flags(targeting("f", "age", donav1.TargetingRule_OPERATOR_NUM_GE, "v2", "18")), decide.Request{Attributes: []decide.Attribute{decide.Int("age", 17), decide.Int("age", 18)}}, decide.KindWeight, split, "v1", "", ""},
 		{"first hit wins", flags(&donav1.FlagRule{Flag: "a", Targeting: []*donav1.TargetingRule{
 			{Attribute: "country", Values: []string{"CH"}, Variant: "v1"}, {Attribute: "country", Values: []string{"CH"}, Variant: "v2"}}}), decide.Request{Attributes: ch}, decide.KindFlagTargeting, targeted, "v1", "a", ""},
 

@@ -5,6 +5,7 @@ import (
 
 	donav1 "github.com/dodona-project/dodona/proto/dona/v1"
 	"github.com/dodona-project/dodona/sdk/dona/bucket"
+	"github.com/dodona-project/dodona/sdk/dona/match"
 )
 
 // flag is a prepared flag rule.
@@ -35,6 +36,7 @@ type rule struct {
 	operator donav1.TargetingRule_Operator
 	values   []uint32
 	set      map[uint32]struct{} // instead of values when there are many
+	matcher  *match.Matcher      // of the operators that are more than a look-up
 	variant  int32
 
 	attribute string
@@ -112,7 +114,13 @@ func (p *Program) evaluate(f *flag, req *Request, facts *[maxFacts]fact, row *bu
 		} else {
 			seen = p.fact(find(req.Attributes, r.attribute))
 		}
-		if r.matches(seen, typeErrors) {
+		var matched bool
+		if r.matcher == nil {
+			matched = r.matches(seen, typeErrors)
+		} else if seen.kind != attributeNone {
+			matched = r.judges(find(req.Attributes, r.attribute), typeErrors)
+		}
+		if matched {
 			return hit{KindFlagTargeting, r.variant, int32(i)}
 		}
 	}
@@ -151,8 +159,8 @@ func (c *compiler) keys() {
 	p.keys = bucket.NewTable(keys)
 }
 
-// matches applies one rule. A missing attribute matches nothing, NOT_IN included;
-// so does one of the wrong type, which is counted.
+// matches applies a rule without a matcher. A missing attribute matches nothing, NOT_IN
+// included; so does one of the wrong type, which is counted.
 func (r *rule) matches(f fact, typeErrors *uint16) bool {
 	switch {
 	case f.kind == attributeNone:
@@ -160,12 +168,37 @@ func (r *rule) matches(f fact, typeErrors *uint16) bool {
 	case r.operator == donav1.TargetingRule_OPERATOR_EXISTS:
 		return true
 	case f.kind != attributeString:
-		if *typeErrors < 1<<16-1 {
-			*typeErrors++
-		}
+		countUp(typeErrors)
 		return false
 	}
 	return r.has(f.value) == (r.operator == donav1.TargetingRule_OPERATOR_IN)
+}
+
+// judges applies a rule with a matcher to an attribute that is there.
+func (r *rule) judges(a *Attribute, typeErrors *uint16) bool {
+	verdict := r.verdict(a)
+	if verdict == match.WrongType {
+		countUp(typeErrors)
+	}
+	return verdict == match.Matched
+}
+
+func (r *rule) verdict(a *Attribute) match.Verdict {
+	switch a.kind {
+	case attributeString:
+		return r.matcher.Text(a.text)
+	case attributeInt:
+		return r.matcher.Int(a.number)
+	case attributeFloat:
+		return r.matcher.Float(a.real)
+	}
+	return match.WrongType
+}
+
+func countUp(n *uint16) {
+	if *n < 1<<16-1 {
+		*n++
+	}
 }
 
 func (r *rule) has(value uint32) bool {
@@ -203,23 +236,21 @@ func (c *compiler) flag(f *donav1.FlagRule) flag {
 	case f.GetRolloutPercent() > 0 && f.GetRolloutVariant() == "":
 		return broken("rollout_variant is empty at %d %%", f.GetRolloutPercent())
 	}
+	matchers, err := match.Compile(f.GetTargeting())
+	if err != nil {
+		return broken("%s", err)
+	}
 	for i, t := range f.GetTargeting() {
-		r := rule{attribute: t.GetAttribute(), operator: t.GetOperator(), texts: t.GetValues(),
+		r := rule{attribute: t.GetAttribute(), operator: t.GetOperator(), matcher: matchers[i], texts: t.GetValues(),
 			name: t.GetVariant(), variant: c.variant(t.GetVariant())}
 		if r.operator == donav1.TargetingRule_OPERATOR_UNSPECIFIED {
 			r.operator = donav1.TargetingRule_OPERATOR_IN
 		}
-		switch r.operator {
-		case donav1.TargetingRule_OPERATOR_IN, donav1.TargetingRule_OPERATOR_NOT_IN, donav1.TargetingRule_OPERATOR_EXISTS:
-		default:
-			return broken("targeting[%d] has operator %s, which this client does not know", i, r.operator)
-		}
-		if r.attribute == "" || r.name == "" {
-			return broken("targeting[%d] needs an attribute and a variant", i)
-		}
 		r.slot = c.slot(r.attribute)
-		for _, text := range r.texts {
-			r.values = append(r.values, c.value(text))
+		if r.matcher == nil {
+			for _, text := range r.texts {
+				r.values = append(r.values, c.value(text))
+			}
 		}
 		if len(r.values) > scanned {
 			r.set = make(map[uint32]struct{}, len(r.values))

@@ -147,6 +147,11 @@ func TestShares(t *testing.T) {
 
 func TestNoAllocation(t *testing.T) {
 	s := big(t, 200)
+	s.Flags = append(s.Flags,
+		targeting("op-prefix", "path", donav1.TargetingRule_OPERATOR_STARTS_WITH, "v2", "/admin"),
+		targeting("op-number", "age", donav1.TargetingRule_OPERATOR_NUM_GE, "v2", "18", "1e30"),
+		targeting("op-version", "app", donav1.TargetingRule_OPERATOR_SEMVER_GE, "v2", "2.0.0-rc.1"),
+		targeting("op-address", "ip", donav1.TargetingRule_OPERATOR_CIDR, "v2", "10.0.0.0/8", "2001:db8::/32"))
 	p, err := decide.Compile(s, nil)
 	if err != nil {
 		t.Fatal(err)
@@ -156,8 +161,14 @@ func TestNoAllocation(t *testing.T) {
 		"unit":       func() { p.Decide(&decide.Request{Unit: "user-1"}) },
 		"regions":    func() { p.Decide(&decide.Request{Unit: "user-1", Regions: []string{"r1", "r2"}}) },
 		"attributes": func() { p.Decide(&decide.Request{Attributes: []decide.Attribute{decide.String("country", "CH")}}) },
-		"tried":      func() { p.Decide(&decide.Request{Tried: []string{"endpoint-1"}}) },
-		"denied":     func() { p.Decide(&decide.Request{Regions: []string{"mars"}}) },
+		"operators": func() {
+			p.Decide(&decide.Request{Attributes: []decide.Attribute{decide.String("path", "/"), decide.Int("age", 17), decide.String("app", "1.9.9+build"), decide.String("ip", "11.0.0.1")}})
+		},
+		"texts": func() {
+			p.Decide(&decide.Request{Attributes: []decide.Attribute{decide.String("age", "17.5"), decide.String("ip", "2001:db9::1")}})
+		},
+		"tried":  func() { p.Decide(&decide.Request{Tried: []string{"endpoint-1"}}) },
+		"denied": func() { p.Decide(&decide.Request{Regions: []string{"mars"}}) },
 	} {
 		if n := testing.AllocsPerRun(200, f); n != 0 {
 			t.Errorf("%s: %v allocations", name, n)
@@ -248,6 +259,21 @@ func BenchmarkCompile10k(b *testing.B) {
 	}
 }
 
+// valuesOf draws values that an operator takes, and seldom one that it does not.
+func valuesOf(op donav1.TargetingRule_Operator) *rapid.Generator[string] {
+	switch {
+	case op < donav1.TargetingRule_OPERATOR_NUM_LT:
+		return rapid.SampledFrom([]string{"a", "b", "c", "d"})
+	case op < donav1.TargetingRule_OPERATOR_SEMVER_LT:
+		return rapid.SampledFrom([]string{"6", "7", "7.5"})
+	case op < donav1.TargetingRule_OPERATOR_CIDR:
+		return rapid.SampledFrom([]string{"1.2.3", "1.2.4-rc.1", "0.9.0"})
+	case op == donav1.TargetingRule_OPERATOR_CIDR:
+		return rapid.SampledFrom([]string{"10.0.0.0/8", "::1", "a"})
+	}
+	return rapid.SampledFrom([]string{"^[ab]$", "z|7", "("})
+}
+
 // The screen only saves work: with it and without it a request gets the same
 // variant for the same reason, and the same exposures.
 func TestScreenChangesNothing(t *testing.T) {
@@ -256,13 +282,13 @@ func TestScreenChangesNothing(t *testing.T) {
 			Endpoints: []*donav1.Endpoint{{Id: "a", Variant: "v1", LbWeight: 100}, {Id: "b", Variant: "v2", LbWeight: 100}, {Id: "c", Variant: "v3", LbWeight: 100}}}
 		variants := rapid.SampledFrom([]string{"v1", "v2", "v3", "gone"})
 		names := rapid.SampledFrom([]string{"country", "plan", "beta"})
-		texts := rapid.SampledFrom([]string{"a", "b", "c", "d"})
 		for i := range rapid.SampledFrom([]int{1, 3, 20, 64, 70}).Draw(t, "flags") {
 			f := &donav1.FlagRule{Flag: fmt.Sprintf("flag-%02d", i), RolloutVariant: variants.Draw(t, "variant"),
 				RolloutPercent: rapid.SampledFrom([]uint32{0, 1, 5, 50, 100, 101}).Draw(t, "percent"), Disabled: rapid.IntRange(0, 9).Draw(t, "disabled") == 0}
 			for range rapid.IntRange(0, 2).Draw(t, "rules") {
+				op := donav1.TargetingRule_Operator(rapid.IntRange(0, 15).Draw(t, "operator"))
 				f.Targeting = append(f.Targeting, &donav1.TargetingRule{Attribute: names.Draw(t, "attribute"), Variant: variants.Draw(t, "target"),
-					Operator: donav1.TargetingRule_Operator(rapid.IntRange(0, 3).Draw(t, "operator")), Values: rapid.SliceOfN(texts, 0, 3).Draw(t, "values")})
+					Operator: op, Values: rapid.SliceOfN(valuesOf(op), 0, 3).Draw(t, "values")})
 			}
 			s.Flags = append(s.Flags, f)
 		}
@@ -274,9 +300,14 @@ func TestScreenChangesNothing(t *testing.T) {
 		for range 20 {
 			req := decide.Request{Unit: rapid.SampledFrom([]string{"", "u1", "u2", "u3", "u4"}).Draw(t, "unit")}
 			for range rapid.IntRange(0, 3).Draw(t, "attributes") {
-				a := decide.String(names.Draw(t, "name"), rapid.SampledFrom([]string{"a", "b", "c", "z"}).Draw(t, "text"))
-				if rapid.IntRange(0, 9).Draw(t, "number") == 0 {
+				a := decide.String(names.Draw(t, "name"), rapid.SampledFrom([]string{"a", "b", "c", "z", "7", "1.2.3", "10.1.1.1"}).Draw(t, "text"))
+				switch rapid.IntRange(0, 9).Draw(t, "number") {
+				case 0:
 					a = decide.Int(a.Name(), 7)
+				case 1:
+					a = decide.Float(a.Name(), 7.25)
+				case 2:
+					a = decide.Bool(a.Name(), true)
 				}
 				req.Attributes = append(req.Attributes, a)
 			}

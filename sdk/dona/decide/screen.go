@@ -7,16 +7,17 @@ import (
 	"github.com/dodona-project/dodona/sdk/dona/bucket"
 )
 
-// screen finds, among the first 64 flags, those that take a request without going
-// through their rules: most flags do not concern most requests. A bit stands for
-// a flag. Which flags a value of an attribute hits is looked up in a table, and
-// cohorts are a flat list of limits.
+// screen finds, among the first 64 flags, those that take a request, or may do so,
+// without going through their rules: most flags do not concern most requests. A bit
+// stands for a flag. Which flags a value of an attribute hits is looked up in a table,
+// and cohorts are a flat list of limits.
 type screen struct {
 	flags  int      // how many it covers: all, or the first 64
 	on     uint64   // take part
 	always uint64   // take everyone: 100 percent
 	values int      // width of a row of hits
 	hits   []uint64 // by slot, then by number of the value (0 = one that no rule names)
+	asks   []uint64 // by slot: have a rule on the attribute
 
 	// Cohorts, in order of the flags. The key of the first has the slot after the
 	// weights', those of the others follow.
@@ -39,6 +40,7 @@ func (c *compiler) screen() {
 		return
 	}
 	s.hits = make([]uint64, len(p.names)*s.values)
+	s.asks = make([]uint64, len(p.names))
 	for i := range p.flags[:s.flags] {
 		f := &p.flags[i]
 		if f.off != offNot {
@@ -51,6 +53,7 @@ func (c *compiler) screen() {
 			if r.slot >= maxFacts {
 				return // looked up by name
 			}
+			s.asks[r.slot] |= bit
 			row := s.hits[r.slot*s.values:][:s.values]
 			if r.operator == donav1.TargetingRule_OPERATOR_IN {
 				for _, v := range r.values {
@@ -59,7 +62,7 @@ func (c *compiler) screen() {
 				continue
 			}
 			for v := range row {
-				if r.matches(fact{attributeString, uint32(v)}, nil) {
+				if r.matcher != nil || r.matches(fact{attributeString, uint32(v)}, nil) {
 					row[v] |= bit
 				}
 			}
@@ -84,12 +87,13 @@ func (c *compiler) screen() {
 // screening is the screen at work on one request.
 type screening struct {
 	*screen
-	sure uint64 // flags that take the request whatever its bucket
+	sure uint64 // flags to go through whatever the bucket of the request
 	gate int    // the next one to look at
 }
 
-// begin starts on a request. ok is false without a screen, and when an attribute is
-// not a text: rules count those, so they have to be gone through.
+// begin starts on a request. ok is false without a screen. A flag that a table cannot
+// answer for is gone through: one with a rule that looks into the text, and one with a
+// rule on an attribute that is no text, which it may have to count.
 func (s *screen) begin(facts *[maxFacts]fact, slots int) (w screening, ok bool) {
 	w = screening{screen: s, sure: s.always}
 	if s.flags == 0 {
@@ -101,14 +105,14 @@ func (s *screen) begin(facts *[maxFacts]fact, slots int) (w screening, ok bool) 
 		case attributeString:
 			w.sure |= s.hits[slot*s.values+int(f.value)]
 		default:
-			return w, false
+			w.sure |= s.asks[slot]
 		}
 	}
 	return w, true
 }
 
-// next returns the next flag that takes the request, or the number of flags
-// covered when there is none.
+// next returns the next flag to go through, since it takes the request or may do so,
+// or the number of flags covered when there is none.
 func (w *screening) next(row *bucket.Row, known bool) int {
 	first := min(w.flags, bits.TrailingZeros64(w.sure))
 	w.sure &= w.sure - 1

@@ -6,6 +6,7 @@ import (
 
 	donav1 "github.com/dodona-project/dodona/proto/dona/v1"
 	"github.com/dodona-project/dodona/sdk/dona/bucket"
+	"github.com/dodona-project/dodona/sdk/dona/match"
 )
 
 // Trace is what each stage of one decision saw, for people.
@@ -122,8 +123,34 @@ func (t *Trace) passed(flags []flag, req *Request) {
 }
 
 func (t *Trace) flagMissed(f *flag, req *Request) {
-	t.add("flag "+f.key, "does not take the request: REASON_DEFAULT", f.cohort(req))
+	t.add("flag "+f.key, "does not take the request: REASON_DEFAULT", append(f.mistyped(req), f.cohort(req))...)
 }
+
+// mistyped names the rules that found an attribute of another type than they take.
+func (f *flag) mistyped(req *Request) (lines []string) {
+	for i := range f.rules {
+		r := &f.rules[i]
+		a := find(req.Attributes, r.attribute)
+		if a == nil {
+			continue
+		}
+		takes := ""
+		switch {
+		case r.matcher != nil:
+			if r.verdict(a) == match.WrongType {
+				takes = r.matcher.Takes()
+			}
+		case r.operator != donav1.TargetingRule_OPERATOR_EXISTS && a.kind != attributeString:
+			takes = "a text"
+		}
+		if takes != "" {
+			lines = append(lines, fmt.Sprintf("targeting[%d]: %s is not %s, which %s takes", i, r.attribute, takes, r.operatorName()))
+		}
+	}
+	return lines
+}
+
+func (r *rule) operatorName() string { return strings.TrimPrefix(r.operator.String(), "OPERATOR_") }
 
 func (t *Trace) flagUnusable(p *Program, f *flag, h hit) {
 	t.add("flag "+f.key, fmt.Sprintf("gives %s, which %s: REASON_ERROR, the next flag decides", f.given(h), p.unusable(h)))
@@ -133,7 +160,7 @@ func (t *Trace) flagHit(p *Program, f *flag, h hit, req *Request) {
 	name := p.variants[h.variant].name
 	if h.kind == KindFlagTargeting {
 		r := &f.rules[h.rule]
-		rule := fmt.Sprintf("targeting[%d]: %s %s", h.rule, r.attribute, strings.TrimPrefix(r.operator.String(), "OPERATOR_"))
+		rule := fmt.Sprintf("targeting[%d]: %s %s", h.rule, r.attribute, r.operatorName())
 		if len(r.texts) > 0 {
 			rule += " " + strings.Join(r.texts, ", ")
 		}

@@ -327,6 +327,7 @@ func (w *writer) limits() {
 		{"regions of a rule", limits.RegionsPerRule},
 		{"targeting rules of a flag", limits.TargetingRules},
 		{"values of a targeting rule", fmt.Sprintf("%d, each at most %d bytes", limits.TargetingValues, limits.ValueLen)},
+		{"patterns of a flag", fmt.Sprintf("%d steps together, about one for each character, repetitions counted out", limits.PatternSteps)},
 		{"attribute of a targeting rule", fmt.Sprintf("%d bytes", limits.AttributeLen)},
 		{"steps of a rollout", limits.RolloutSteps},
 		{"step_seconds", fmt.Sprintf("%d to %d", limits.MinStepSeconds, limits.MaxStepSeconds)},
