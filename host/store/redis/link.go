@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -123,7 +124,9 @@ func (b *backend) inspect(ctx context.Context, c redis.Cmdable) (s server, err e
 	config := pipe.ConfigGet(ctx, "append*")
 	memory := pipe.Info(ctx, "memory") // several sections at once are new in Redis 7
 	persistence := pipe.Info(ctx, "persistence")
-	_, _ = pipe.Exec(ctx) // each answer has its own error
+	if err := exec(ctx, pipe); err != nil {
+		return s, err
+	}
 	if err := info.Err(); err != nil {
 		return s, err
 	}
@@ -142,6 +145,16 @@ func (b *backend) inspect(ctx context.Context, c redis.Cmdable) (s server, err e
 	}
 	s.replicas = replicasOf(replication.Val())
 	return s, s.settings(config, memory, persistence)
+}
+
+// exec makes the calls of a pipeline, of which each answer has its own error. It
+// returns the one of a connection that was not made, which none of them has.
+func exec(ctx context.Context, pipe redis.Pipeliner) error {
+	cmds, err := pipe.Exec(ctx)
+	if err == nil || slices.ContainsFunc(cmds, func(c redis.Cmder) bool { return c.Err() != nil }) {
+		return nil
+	}
+	return err
 }
 
 func versionOf(text string) (major, minor int) {
@@ -206,8 +219,15 @@ func unknownCommand(err error) bool { return redis.HasErrorPrefix(err, "ERR unkn
 func (b *backend) inspectData(ctx context.Context, c redis.Cmdable) (f found, err error) {
 	ctx, cancel := b.within(ctx)
 	defer cancel()
-	fields := []string{"format", "generation", "kept", "first", "state", "adopted", "adopted_by", "adopted_was", "missed"}
-	list, err := c.HMGet(ctx, b.keys.meta, fields...).Result()
+	fields := []string{"format", "generation", "kept", "first", "state", "adopted", "adopted_by", "adopted_was"}
+	// Two calls: of a client that has to say its password first, a server takes none with
+	// more than ten arguments, and says something else.
+	pipe := c.Pipeline()
+	record, missed := pipe.HMGet(ctx, b.keys.meta, fields...), pipe.HGet(ctx, b.keys.meta, "missed")
+	if err := exec(ctx, pipe); err != nil {
+		return f, err
+	}
+	list, err := record.Result()
 	if err != nil {
 		return f, err
 	}
@@ -236,7 +256,11 @@ func (b *backend) inspectData(ctx context.Context, c redis.Cmdable) (f found, er
 		a.Found, _ = list[7].(string)
 		f.Adoption = a
 	}
-	if text, ok := list[8].(string); ok && text != "" {
+	text, err := missed.Result()
+	if err != nil && !errors.Is(err, redis.Nil) {
+		return f, err
+	}
+	if text != "" {
 		f.rawMissed = text
 		if err := json.Unmarshal([]byte(text), &f.Missed); err != nil || f.Missed.Generation >= maxNumber || f.Missed.Revision >= maxNumber {
 			f.Damaged = fmt.Sprintf("field missed of its generation record %s does not parse", b.keys.meta)
