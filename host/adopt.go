@@ -2,6 +2,7 @@ package host
 
 import (
 	"context"
+	"errors"
 	"strconv"
 	"time"
 
@@ -39,7 +40,8 @@ func (h *Host) recordAdoption(ctx context.Context) error {
 	})
 }
 
-// recordAdoptions does so for each generation that begins while the host runs.
+// recordAdoptions does so for each generation that begins while the host runs, and
+// says again whose the data is. It returns an error when that is somebody else.
 func (h *Host) recordAdoptions(ctx context.Context) error {
 	if !h.shared() {
 		return nil
@@ -62,7 +64,14 @@ func (h *Host) recordAdoptions(ctx context.Context) error {
 		if a == nil || a.Generation == done {
 			continue
 		}
-		if err := h.recordAdoption(ctx); err != nil {
+		err := h.own(ctx)
+		if errors.Is(err, errOwned) {
+			return err
+		}
+		if err == nil {
+			err = h.recordAdoption(ctx)
+		}
+		if err != nil {
 			if ctx.Err() == nil {
 				h.log.Warn("the adoption of the store is not in the audit log yet; it is tried again", "generation", a.Generation, "error", err)
 			}

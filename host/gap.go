@@ -35,9 +35,10 @@ func (h *Host) lost(ctx context.Context) (func() snapshot.Gap, error) {
 // gap returns the revision above which a crash before this start may have taken
 // what clients have seen. A host that died within its grace has passed its own on:
 // the clients of the life before it may still hold what that crash took, and what
-// came back since may be a small part of it.
+// came back since may be a small part of it. A fail-over that takes the record makes a
+// gap of its own.
 func (h *Host) gap(ctx context.Context) (after uint64, err error) {
-	err = h.store.Update(ctx, store.Hard, func(tx store.Tx) error {
+	err = h.store.Update(ctx, h.startDurability(), func(tx store.Tx) error {
 		after = h.store.Info().Kept
 		var g statev1.Gap
 		version, err := store.Load(tx, h.gapKey(), &g)

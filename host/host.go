@@ -14,6 +14,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/hashicorp/go-hclog"
@@ -74,6 +75,8 @@ type Host struct {
 	fatal    chan error // the store gave up
 	alarms   alarms
 
+	saidReplicas atomic.Bool // what this host's hard writes wait for is in the store
+
 	process string // tells this life of the host from its others
 	joined  int64  // when it came to the others, ms of the store's clock; beMember alone
 	waits   error  // why the store could not be used at the start; nil = it could
@@ -114,6 +117,9 @@ func New(c *config.Config, log hclog.Logger) (h *Host, err error) {
 }
 
 func (h *Host) wire() (err error) {
+	if err := h.own(context.Background()); err != nil {
+		return err
+	}
 	h.strategy = newStrategies(h.plugins)
 	measure := analysis.New(h.plugins)
 

@@ -54,9 +54,15 @@ func (h *Host) beMember(ctx context.Context) error {
 func (h *Host) signOfLife(ctx context.Context) error {
 	var twin *statev1.HostRecord
 	var joined int64
+	var replicas statev1.Replicas
+	var told uint64 // version of replicas
 	err := h.store.Update(ctx, store.Soft, func(tx store.Tx) error {
 		now := tx.Now()
 		twin, joined = nil, h.joined
+		var err error
+		if told, err = store.Load(tx, replicasKey, &replicas); err != nil {
+			return err
+		}
 		have := new(statev1.HostRecord)
 		if _, err := store.Load(tx, memberKey(h.id), have); err != nil {
 			return err
@@ -90,6 +96,9 @@ func (h *Host) signOfLife(ctx context.Context) error {
 		return err
 	}
 	h.joined = joined
+	if want := h.config.RedisReplicas; h.saidReplicas.Load() && told != 0 && int(replicas.Count) != want {
+		h.alarms.add(fmt.Sprintf("hard writes of this host wait for %d replicas, those of a host that started later for %d: they are worth the lower number at all of them; give all hosts the same store.redis.replicas", want, replicas.Count))
+	}
 	if twin != nil {
 		h.alarms.add(fmt.Sprintf("another host has this one's id, %s: %s was started with a copy of its data directory; stop it, remove its host.id and redis-*.json, and start it again", h.id, twin.Grpc))
 	}

@@ -31,6 +31,7 @@ func (h *Host) recordReplicas(ctx context.Context) error {
 		}
 		err := h.recordReplicasOnce(ctx)
 		if err == nil {
+			h.saidReplicas.Store(true)
 			return nil
 		}
 		if ctx.Err() == nil && !warned { // the number may be the reason why it cannot be written

@@ -384,6 +384,25 @@ func TestDurabilityInWords(t *testing.T) {
 	})
 }
 
+// A master that comes back without its newest writes before it is replaced takes them
+// from its replicas, too: its log counts whatever the number of replicas.
+func TestDurabilityOfAMaster(t *testing.T) {
+	g := redistest.StartGroup(t, 1, time.Minute, "maxmemory-policy", "noeviction")
+	o := options(t, g.URL(), newCluster())
+	o.Replicas, o.Probe = 1, 20*time.Millisecond
+	s := open(t, o)
+	for _, tt := range []struct{ setting, value, want string }{
+		{"", "", "not durable: the server keeps no append-only file"},
+		{"appendonly", "yes", "not durable: appendfsync of the server is everysec"},
+		{"appendfsync", "always", "durable"},
+	} {
+		if tt.setting != "" {
+			g.Servers[0].Do("CONFIG", "SET", tt.setting, tt.value)
+		}
+		redistest.Await(t, tt.want, func() bool { return strings.HasPrefix(s.Info().Durability, tt.want) })
+	}
+}
+
 // A server that may throw keys away is refused, at open and later.
 func TestEviction(t *testing.T) {
 	server := redistest.Start(t, "maxmemory-policy", "allkeys-lru")

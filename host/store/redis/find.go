@@ -216,10 +216,23 @@ func (n *nodes) ask(ctx context.Context, addr string) (place, error) {
 	}
 	for _, r := range ranges {
 		if int(slot) >= r.Start && int(slot) <= r.End && len(r.Nodes) > 0 {
-			return place{addr: r.Nodes[0].Addr, replicas: len(r.Nodes) - 1}, nil
+			return place{addr: reached(r.Nodes[0].Addr, addr), replicas: len(r.Nodes) - 1}, nil
 		}
 	}
 	return place{}, fmt.Errorf("nobody has slot %d", slot)
+}
+
+// reached is the address of a node as a node that was asked at from tells it. One that
+// does not know its own names none: it is that one.
+func reached(addr, from string) string {
+	host, port, err := net.SplitHostPort(addr)
+	if err != nil || host != "" {
+		return addr
+	}
+	if host, _, err = net.SplitHostPort(from); err != nil {
+		return addr
+	}
+	return net.JoinHostPort(host, port)
 }
 
 // within bounds one call.

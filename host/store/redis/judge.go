@@ -39,8 +39,13 @@ type found struct {
 	First      uint64
 	Adoption   *store.Adoption // that began the generation; nil = the first one
 
-	Damaged string // what is wrong with the generation record
-	raw     string // its state as it is there
+	// Missed is what a host that found the server foreign had seen of it: hosts that
+	// have seen nothing judge by it. Zero: none has.
+	Missed seen
+
+	Damaged   string // what is wrong with the generation record
+	raw       string // its state as it is there
+	rawMissed string // and Missed
 }
 
 // verdict is what to do with a server.
@@ -58,9 +63,15 @@ const (
 //
 // On the server that it was seen on, nothing may be missing. A new master may lack
 // soft writes, which a fail-over loses, but no hard write that was confirmed.
+//
+// A host that has seen nothing judges by what another one has missed here.
 func judge(s seen, f found, runID string) (verdict, string, error) {
+	who := "this host"
+	if s == (seen{}) && f.Missed != s {
+		s, who = f.Missed, "another host"
+	}
 	none := s == seen{}
-	known := fmt.Sprintf("this host has seen generation %d up to revision %d", s.Generation, s.Revision)
+	known := fmt.Sprintf("%s has seen generation %d up to revision %d", who, s.Generation, s.Revision)
 	switch {
 	case f.Damaged != "":
 		return foreign, f.Damaged, nil
@@ -79,13 +90,13 @@ func judge(s seen, f found, runID string) (verdict, string, error) {
 	case f.Generation < s.Generation:
 		return foreign, fmt.Sprintf("it is of generation %d at revision %d: %s", f.Generation, f.Revision, known), nil
 	case f.Generation == s.Generation && f.ID != s.ID:
-		return foreign, fmt.Sprintf("its generation %d has id %s, this host knows %s", f.Generation, f.ID, s.ID), nil
+		return foreign, fmt.Sprintf("its generation %d has id %s, %s knows %s", f.Generation, f.ID, who, s.ID), nil
 	case f.Generation > s.Generation && f.Revision <= s.Revision:
 		return foreign, fmt.Sprintf("it is of generation %d, but at revision %d only: %s", f.Generation, f.Revision, known), nil
 	case f.Generation > s.Generation:
 		// Somebody adopted it.
 	case f.Hard < s.Hard:
-		return foreign, fmt.Sprintf("its newest hard revision is %d, this host has seen %d confirmed: it was rewound", f.Hard, s.Hard), nil
+		return foreign, fmt.Sprintf("its newest hard revision is %d, %s has seen %d confirmed: it was rewound", f.Hard, who, s.Hard), nil
 	case f.Revision < s.Revision && (f.Master == runID || s.Durable):
 		return foreign, fmt.Sprintf("it is at revision %d: %s; it was rewound", f.Revision, known), nil
 	}
@@ -93,6 +104,26 @@ func judge(s seen, f found, runID string) (verdict, string, error) {
 		return takeOver, "", nil
 	}
 	return join, "", nil
+}
+
+// misses reports whether a host that has seen s knows for certain that what f lacks
+// was there: the server is empty, or goes on from an older state of the same
+// generation. Of another history it knows nothing: it may itself be at the wrong
+// server.
+func (s seen) misses(f found) bool {
+	if s == (seen{}) || f.Exists && f.ID != s.ID {
+		return false
+	}
+	m := f.Missed
+	return f.Damaged == "" && (m.Generation < s.Generation || m.ID == s.ID && (m.Revision < s.Revision || m.Hard < s.Hard))
+}
+
+// newest is s, or what another host has missed where s is nothing.
+func (s seen) newest(f found) seen {
+	if s == (seen{}) {
+		return f.Missed
+	}
+	return s
 }
 
 // observe is what a host has seen after f.

@@ -43,6 +43,11 @@ func TestJudge(t *testing.T) {
 		{"adopted by another host", known, with(func(f *found) { f.Generation, f.ID, f.Revision, f.Hard = 3, "g3", 101, 0 }), "run1", join, ""},
 		{"a later generation that is behind", known, with(func(f *found) { f.Generation, f.ID, f.Revision = 3, "g3", 100 }), "run1", foreign, "at revision 100 only"},
 		{"damaged", known, with(func(f *found) { f.Damaged = "field x is y" }), "run1", foreign, "field x is y"},
+		{"empty, as another host noted, a new host", seen{}, found{Missed: known}, "run1", foreign, "empty: another host has seen generation 2 up to revision 100"},
+		{"rewound, as another host noted, a new host", seen{}, with(func(f *found) { f.Missed, f.Hard = known, 80 }), "run1", foreign, "another host has seen 90 confirmed"},
+		{"brought back, a new host", seen{}, with(func(f *found) { f.Missed = known }), "run1", join, ""},
+		{"adopted since it was noted, a new host", seen{}, with(func(f *found) { f.Generation, f.ID, f.Revision, f.Missed = 3, "g3", 101, known }), "run1", join, ""},
+		{"noted by a host that knows more, which is that one's affair", known, with(func(f *found) { f.Missed = seen{Generation: 9, ID: "x"} }), "run1", join, ""},
 		{"half a record", known, with(func(f *found) { f.ID = "" }), "run1", foreign, "damaged"},
 	} {
 		v, text, err := judge(tt.seen, tt.f, tt.run)
@@ -53,6 +58,47 @@ func TestJudge(t *testing.T) {
 	_, _, err := judge(known, with(func(f *found) { f.Format = 2 }), "run1")
 	if !errors.Is(err, store.ErrRefused) || !strings.Contains(err.Error(), "format 2, this program knows up to 1") {
 		t.Errorf("a newer format: %v", err)
+	}
+}
+
+// A host notes on a server only what it knows to have been there, and once.
+func TestMisses(t *testing.T) {
+	known := seen{Generation: 2, ID: "g2", Revision: 100, Hard: 90, Durable: true}
+	older := known
+	older.Revision = 99
+	for _, tt := range []struct {
+		name string
+		seen seen
+		f    found
+		want bool
+	}{
+		{"nothing seen", seen{}, found{}, false},
+		{"empty", known, found{}, true},
+		{"the record gone, the rest there", known, found{Remains: true}, true},
+		{"rewound", known, found{Exists: true, Generation: 2, ID: "g2", Revision: 50}, true},
+		{"another history", known, found{Exists: true, Generation: 2, ID: "x", Revision: 50}, false},
+		{"an older generation", known, found{Exists: true, Generation: 1, ID: "g1", Revision: 50}, false},
+		{"noted", known, found{Missed: known}, false},
+		{"less is noted", known, found{Missed: older}, true},
+		{"more is noted", older, found{Missed: known}, false},
+		{"damaged", known, found{Exists: true, ID: "g2", Damaged: "x"}, false},
+	} {
+		if got := tt.seen.misses(tt.f); got != tt.want {
+			t.Errorf("%s: %v", tt.name, got)
+		}
+	}
+}
+
+// A node of a Cluster that does not know its own address names none.
+func TestReached(t *testing.T) {
+	for _, tt := range []struct{ addr, from, want string }{
+		{":7000", "10.0.0.1:7000", "10.0.0.1:7000"},
+		{":7001", "[::1]:7000", "[::1]:7001"},
+		{"10.0.0.2:7000", "10.0.0.1:7000", "10.0.0.2:7000"},
+	} {
+		if got := reached(tt.addr, tt.from); got != tt.want {
+			t.Errorf("%s at %s: %s, want %s", tt.addr, tt.from, got, tt.want)
+		}
 	}
 }
 

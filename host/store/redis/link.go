@@ -2,8 +2,10 @@ package redis
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -122,7 +124,9 @@ func (b *backend) inspect(ctx context.Context, c redis.Cmdable) (s server, err e
 	config := pipe.ConfigGet(ctx, "append*")
 	memory := pipe.Info(ctx, "memory") // several sections at once are new in Redis 7
 	persistence := pipe.Info(ctx, "persistence")
-	_, _ = pipe.Exec(ctx) // each answer has its own error
+	if err := exec(ctx, pipe); err != nil {
+		return s, err
+	}
 	if err := info.Err(); err != nil {
 		return s, err
 	}
@@ -141,6 +145,16 @@ func (b *backend) inspect(ctx context.Context, c redis.Cmdable) (s server, err e
 	}
 	s.replicas = replicasOf(replication.Val())
 	return s, s.settings(config, memory, persistence)
+}
+
+// exec makes the calls of a pipeline, of which each answer has its own error. It
+// returns the one of a connection that was not made, which none of them has.
+func exec(ctx context.Context, pipe redis.Pipeliner) error {
+	cmds, err := pipe.Exec(ctx)
+	if err == nil || slices.ContainsFunc(cmds, func(c redis.Cmder) bool { return c.Err() != nil }) {
+		return nil
+	}
+	return err
 }
 
 func versionOf(text string) (major, minor int) {
@@ -206,7 +220,14 @@ func (b *backend) inspectData(ctx context.Context, c redis.Cmdable) (f found, er
 	ctx, cancel := b.within(ctx)
 	defer cancel()
 	fields := []string{"format", "generation", "kept", "first", "state", "adopted", "adopted_by", "adopted_was"}
-	list, err := c.HMGet(ctx, b.keys.meta, fields...).Result()
+	// Two calls: of a client that has to say its password first, a server takes none with
+	// more than ten arguments, and says something else.
+	pipe := c.Pipeline()
+	record, missed := pipe.HMGet(ctx, b.keys.meta, fields...), pipe.HGet(ctx, b.keys.meta, "missed")
+	if err := exec(ctx, pipe); err != nil {
+		return f, err
+	}
+	list, err := record.Result()
 	if err != nil {
 		return f, err
 	}
@@ -216,8 +237,9 @@ func (b *backend) inspectData(ctx context.Context, c redis.Cmdable) (f found, er
 			continue
 		}
 		f.Exists = true
-		if *to, err = strconv.ParseUint(text, 10, 53); err != nil {
-			f.Damaged = fmt.Sprintf("field %s of its generation record %s is %.64q, not a number", fields[i], b.keys.meta, text)
+		if *to, err = strconv.ParseUint(text, 10, 64); err != nil || *to >= maxNumber {
+			*to = 0
+			f.Damaged = fmt.Sprintf("field %s of its generation record %s is %.64q, not a number below 2^52", fields[i], b.keys.meta, text)
 		}
 	}
 	if text, ok := list[4].(string); ok {
@@ -234,6 +256,17 @@ func (b *backend) inspectData(ctx context.Context, c redis.Cmdable) (f found, er
 		a.Found, _ = list[7].(string)
 		f.Adoption = a
 	}
+	text, err := missed.Result()
+	if err != nil && !errors.Is(err, redis.Nil) {
+		return f, err
+	}
+	if text != "" {
+		f.rawMissed = text
+		if err := json.Unmarshal([]byte(text), &f.Missed); err != nil || f.Missed.Generation >= maxNumber || f.Missed.Revision >= maxNumber {
+			f.Damaged = fmt.Sprintf("field missed of its generation record %s does not parse", b.keys.meta)
+			f.Missed = seen{}
+		}
+	}
 	if !f.Exists {
 		n, err := c.Exists(ctx, b.keys.heads).Result()
 		if err != nil {
@@ -247,20 +280,22 @@ func (b *backend) inspectData(ctx context.Context, c redis.Cmdable) (f found, er
 // durability says in words what a hard write is worth on this server.
 func (o *Options) durability(p place, s *server) (words string, durable bool) {
 	const not = "not durable: "
-	if o.Target.Kind == Standalone {
-		switch {
-		case s.appendOnly == "":
-			return not + "cannot be verified: the server does not tell whether it keeps an append-only file", false
-		case s.appendOnly != "yes":
-			return not + "the server keeps no append-only file (appendonly is no), a crash of it loses what is newer than its last snapshot", false
-		case s.fsync == "":
-			return not + "cannot be verified: the user may not read appendfsync with CONFIG GET", false
-		case s.fsync != "always":
-			return not + fmt.Sprintf("appendfsync of the server is %.16s, a crash of its machine loses the newest writes; set it to always", s.fsync), false
-		}
-		return "durable", true
+	alone := o.Target.Kind == Standalone
+	also := "" // a master that is back before it was replaced is what its replicas copy
+	if !alone {
+		also = " on all replicas, when it is back before a fail-over"
 	}
 	switch {
+	case s.appendOnly == "":
+		return not + "cannot be verified: the server does not tell whether it keeps an append-only file", false
+	case s.appendOnly != "yes":
+		return not + "the server keeps no append-only file (appendonly is no), a crash of it loses what is newer than its last snapshot" + also, false
+	case s.fsync == "":
+		return not + "cannot be verified: the user may not read appendfsync with CONFIG GET", false
+	case s.fsync != "always":
+		return not + fmt.Sprintf("appendfsync of the server is %.16s, a crash of its machine loses the newest writes%s; set it to always", s.fsync, also), false
+	case alone:
+		return "durable", true
 	case o.Replicas == 0:
 		return not + "store.redis.replicas is 0, hard writes do not wait for a replica and a fail-over loses them", false
 	case p.replicas > o.Replicas:

@@ -90,6 +90,85 @@ func TestFlushAll(t *testing.T) {
 	}
 }
 
+// A host that knows nothing does not make a new beginning of a server that lost its
+// data, nor serve an older state of it, once any host that knows better has looked.
+func TestNewHostAfterALoss(t *testing.T) {
+	server := redistest.Start(t, redistest.Safe...)
+	o := options(t, url(server), newCluster())
+	o.Probe, o.CallTimeout = 20*time.Millisecond, time.Second
+	a := open(t, o)
+	must(t, put(a, store.Hard, "k", "old"))
+	data, backup := filepath.Join(server.Dir, "appendonlydir"), filepath.Join(t.TempDir(), "old")
+	must(t, os.CopyFS(backup, os.DirFS(data)))
+	must(t, put(a, store.Hard, "k", "new"))
+	for _, tt := range []struct {
+		name, want string
+		lose       func()
+	}{
+		{"older", "rewound", func() {
+			server.Kill()
+			must(t, os.RemoveAll(data))
+			must(t, os.CopyFS(data, os.DirFS(backup)))
+			server.Restart()
+		}},
+		{"empty", "it is empty", func() { server.Do("FLUSHALL") }},
+	} {
+		before := a.Info().ID
+		tt.lose()
+		redistest.Await(t, "the host that knows finds it", func() bool { return isForeign(a) })
+		redistest.Await(t, "it says so on the server", func() bool {
+			return server.Do("HGET", "{dona:"+o.Target.Cluster+"}:meta", "missed") != nil
+		})
+		o.Dir = dataDir(t)
+		b, err := redis.Open(t.Context(), o)
+		must(t, err)
+		t.Cleanup(func() { _ = b.Close() })
+		if s := state(b); !isForeign(b) || !strings.Contains(s, tt.want) || !strings.Contains(s, "another host has seen") {
+			t.Fatalf("%s: a new host says %q", tt.name, s)
+		}
+		if err := put(b, store.Hard, "k", "mine"); !errors.Is(err, store.ErrForeign) {
+			t.Errorf("%s: a write at a new host: %v", tt.name, err)
+		}
+		must(t, b.Adopt(t.Context(), "somebody", "a test"))
+		redistest.Await(t, "the host that knows goes on", func() bool { return state(a) == "ready" && a.Info().ID != before })
+		if i, j := a.Info(), b.Info(); i.ID != j.ID || i.First <= 1<<32 {
+			t.Errorf("%s: adopted at the new host: %+v, %+v", tt.name, i, j)
+		}
+		must(t, put(a, store.Hard, "k", "again"))
+	}
+}
+
+// A generation record with numbers that nobody has written is foreign, and good again
+// when it was adopted.
+func TestAbsurdRecord(t *testing.T) {
+	server := redistest.Start(t, redistest.Safe...)
+	for _, tt := range []struct{ field, value string }{
+		{"state", strings.Repeat("\xff", 96)},
+		{"state", strings.Repeat("f", 56) + strings.Repeat("\x00\x1f\xff\xff\xff\xff\xff\xff", 5)},
+		{"state", "short"},
+		{"generation", "9007199254740991"},
+		{"generation", "-1"},
+		{"first", "99999999999999999999"},
+		{"missed", "{"},
+	} {
+		o := options(t, url(server), newCluster())
+		o.Probe = 20 * time.Millisecond
+		s := open(t, o)
+		must(t, put(s, store.Hard, "k", "v"))
+		server.Do("HSET", "{dona:"+o.Target.Cluster+"}:meta", tt.field, tt.value)
+		redistest.Await(t, "it is foreign", func() bool { return isForeign(s) })
+		must(t, s.Adopt(t.Context(), "somebody", "a test"))
+		must(t, put(s, store.Hard, "k", "w"))
+		must(t, s.Close())
+		if s = open(t, o); isForeign(s) {
+			t.Errorf("%s %q, adopted: %s", tt.field, tt.value, state(s))
+		}
+		if v, err := get(s, "k"); err != nil || v != "w" {
+			t.Errorf("%s %q, adopted: %q, %v", tt.field, tt.value, v, err)
+		}
+	}
+}
+
 func revision(t testing.TB, s store.Store) (n uint64) {
 	t.Helper()
 	must(t, s.View(context.Background(), func(tx store.ReadTx) error { n = tx.Revision(); return nil }))

@@ -63,6 +63,10 @@ type state struct {
 
 const stateLen = 16 + 40 + 5*8
 
+// maxNumber is above all numbers of a generation record. What a jump or an adoption
+// makes of a smaller one is still a number that scripts can reckon with.
+const maxNumber = 1 << 52
+
 // whose is what a script compares before it does anything.
 func whose(id, runID string) string { return fmt.Sprintf("%-16.16s%-40.40s", id, runID) }
 
@@ -80,9 +84,8 @@ func parseState(text string) (s state, ok bool) {
 	}
 	s.id, s.runID = strings.TrimRight(text[:16], " "), strings.TrimRight(text[16:56], " ")
 	for i, to := range []*uint64{&s.revision, &s.hard, &s.confirmed, &s.clock, &s.skew} {
-		*to = binary.BigEndian.Uint64([]byte(text[56+8*i:]))
-		if *to >= 1<<53 {
-			return s, false
+		if *to = binary.BigEndian.Uint64([]byte(text[56+8*i:])); *to >= maxNumber {
+			return state{}, false
 		}
 	}
 	return s, true

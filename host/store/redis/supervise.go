@@ -3,6 +3,7 @@ package redis
 import (
 	"context"
 	"encoding/binary"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"time"
@@ -82,6 +83,7 @@ func (b *backend) probe(ctx context.Context, l *link) error {
 	case err != nil:
 		return err
 	case v == foreign:
+		b.miss(ctx, l.client, before, &s)
 		return foreignError(text)
 	case v != join || s.found.ID != l.id:
 		return errMoved
@@ -153,6 +155,7 @@ func (b *backend) connect(ctx context.Context) error {
 		}
 		switch v {
 		case foreign:
+			b.miss(ctx, c, before, &s)
 			return foreignError(text)
 		case create:
 			_, err = b.install(ctx, c, &s, &state{id: newToken()}, "format", Format, "generation", 1, "kept", 0, "first", 1)
@@ -174,9 +177,27 @@ func (b *backend) install(ctx context.Context, c *redis.Client, s *server, st *s
 	ctx, cancel := b.within(ctx)
 	defer cancel()
 	st.runID = s.runID
-	args := append([]any{s.found.raw, "state", st.String()}, fields...)
+	args := append([]any{s.found.raw, s.found.rawMissed, "state", st.String()}, fields...)
 	n, err := installScript.Run(ctx, c, []string{b.keys.meta}, args...).Int()
 	return n == 1, err
+}
+
+// miss leaves what this host has seen on a server that lacks it, so that a host that
+// has seen nothing does not take what is there for all there ever was. It is no harm
+// when it fails: the next look tries again.
+func (b *backend) miss(ctx context.Context, c redis.Scripter, before seen, s *server) {
+	if !before.misses(s.found) {
+		return
+	}
+	text, err := json.Marshal(before)
+	if err == nil {
+		ctx, cancel := b.within(ctx)
+		defer cancel()
+		err = installScript.Run(ctx, c, []string{b.keys.meta}, s.found.raw, s.found.rawMissed, "missed", text).Err()
+	}
+	if err != nil {
+		b.log.Warn("cannot note on the server what it lacks", "error", explain(err))
+	}
 }
 
 // takeOver makes this server the one that the generation is on. What was given out
@@ -187,7 +208,7 @@ func (b *backend) takeOver(ctx context.Context, c *redis.Client, s *server, befo
 		return err
 	}
 	f := &s.found
-	revision := max(f.Revision, before.Revision) + jump
+	revision := max(f.Revision, before.newest(*f).Revision) + jump
 	done, err := b.install(ctx, c, s, &state{id: f.ID, revision: revision, hard: f.Hard, confirmed: f.Confirmed, clock: f.Clock, skew: skew},
 		"kept", f.Revision, "first", revision+1)
 	if done {
@@ -337,14 +358,15 @@ func (b *backend) adoptFound(ctx context.Context, actor, reason string) error {
 		return explain(err)
 	}
 	f := s.found
-	revision := max(f.Revision, before.Revision) + jump
-	generation := max(f.Generation, before.Generation) + 1
+	known := before.newest(f)
+	revision := max(f.Revision, known.Revision) + jump
+	generation := max(f.Generation, known.Generation) + 1
 	st := &state{id: newToken(), revision: revision, hard: revision, clock: f.Clock, skew: skew}
 	if b.o.Replicas == 0 {
 		st.confirmed = revision
 	}
 	done, err := b.install(ctx, c, &s, st, "format", Format, "generation", generation, "kept", f.Revision, "first", revision+1,
-		"adopted", reason, "adopted_by", actor, "adopted_was", text)
+		"adopted", reason, "adopted_by", actor, "adopted_was", text, "missed", "")
 	if err != nil {
 		return explain(err)
 	}

@@ -199,6 +199,52 @@ func (x *Replicas) GetCount() uint32 {
 	return 0
 }
 
+// store/owner: whose data the store holds. A host of another trust domain must not use
+// it: every audit chain begins with the domain.
+type Owner struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	TrustDomain   string                 `protobuf:"bytes,1,opt,name=trust_domain,json=trustDomain,proto3" json:"trust_domain,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Owner) Reset() {
+	*x = Owner{}
+	mi := &file_state_v1_host_proto_msgTypes[3]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Owner) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Owner) ProtoMessage() {}
+
+func (x *Owner) ProtoReflect() protoreflect.Message {
+	mi := &file_state_v1_host_proto_msgTypes[3]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Owner.ProtoReflect.Descriptor instead.
+func (*Owner) Descriptor() ([]byte, []int) {
+	return file_state_v1_host_proto_rawDescGZIP(), []int{3}
+}
+
+func (x *Owner) GetTrustDomain() string {
+	if x != nil {
+		return x.TrustDomain
+	}
+	return ""
+}
+
 var File_state_v1_host_proto protoreflect.FileDescriptor
 
 const file_state_v1_host_proto_rawDesc = "" +
@@ -218,7 +264,9 @@ const file_state_v1_host_proto_rawDesc = "" +
 	"generation\x18\x01 \x01(\x04R\n" +
 	"generation\" \n" +
 	"\bReplicas\x12\x14\n" +
-	"\x05count\x18\x01 \x01(\rR\x05countB\x93\x01\n" +
+	"\x05count\x18\x01 \x01(\rR\x05count\"*\n" +
+	"\x05Owner\x12!\n" +
+	"\ftrust_domain\x18\x01 \x01(\tR\vtrustDomainB\x93\x01\n" +
 	"\fcom.state.v1B\tHostProtoP\x01Z7github.com/dodona-project/dodona/proto/state/v1;statev1\xa2\x02\x03SXX\xaa\x02\bState.V1\xca\x02\bState\\V1\xe2\x02\x14State\\V1\\GPBMetadata\xea\x02\tState::V1b\x06proto3"
 
 var (
@@ -233,11 +281,12 @@ func file_state_v1_host_proto_rawDescGZIP() []byte {
 	return file_state_v1_host_proto_rawDescData
 }
 
-var file_state_v1_host_proto_msgTypes = make([]protoimpl.MessageInfo, 3)
+var file_state_v1_host_proto_msgTypes = make([]protoimpl.MessageInfo, 4)
 var file_state_v1_host_proto_goTypes = []any{
 	(*HostRecord)(nil), // 0: state.v1.HostRecord
 	(*Adopted)(nil),    // 1: state.v1.Adopted
 	(*Replicas)(nil),   // 2: state.v1.Replicas
+	(*Owner)(nil),      // 3: state.v1.Owner
 }
 var file_state_v1_host_proto_depIdxs = []int32{
 	0, // [0:0] is the sub-list for method output_type
@@ -258,7 +307,7 @@ func file_state_v1_host_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_state_v1_host_proto_rawDesc), len(file_state_v1_host_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   3,
+			NumMessages:   4,
 			NumExtensions: 0,
 			NumServices:   0,
 		},
