@@ -53,6 +53,7 @@ type edge struct {
 	client donav1.ControlPlaneClient
 	admin  donav1.HostAdminClient
 	alarms *[]string
+	feeds  *snapshot.Feeds
 	checks *check.Broker
 
 	plugins  *fakePlugins
@@ -186,7 +187,7 @@ func newEdge(t *testing.T, options ...option) *edge {
 		loops.Wait()
 	})
 	t.Cleanup(leave)
-	return &edge{t, st, server, conn, donav1.NewControlPlaneClient(conn), donav1.NewHostAdminClient(conn), &alarms, checks, fake, rollouts, metrics, stop, leave}
+	return &edge{t, st, server, conn, donav1.NewControlPlaneClient(conn), donav1.NewHostAdminClient(conn), &alarms, feeds, checks, fake, rollouts, metrics, stop, leave}
 }
 
 // patient sends a request again whose entry was not durable in time, as the answer

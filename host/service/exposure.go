@@ -137,7 +137,7 @@ func (t *taking) addToWindow(service string, counts map[sighting]uint64) error {
 		}
 		key := exposureKey(service, flag)
 		var w statev1.ExposureWindow
-		if _, err := store.Load(t.tx, key, &w); err != nil {
+		if _, err := loadDerived(t.tx, key, &w); err != nil {
 			return err
 		}
 		newest := t.wall.Unix()

@@ -79,6 +79,7 @@ type change struct {
 	bytes      int
 	must       bool // a move of a rollout: never refused for the snapshot's size
 	configured bool
+	recount    bool                       // a damaged record was replaced: the numbers above are not known
 	cell       func(*statev1.ServiceHead) // moves the live counts
 }
 
@@ -94,6 +95,13 @@ func (p *Plane) touch(tx store.Tx, service string, c change) error {
 		if err := p.create(tx, service, &head); err != nil {
 			return err
 		}
+	}
+	if c.recount {
+		if err := p.recount(tx, service, &head); err != nil {
+			return err
+		}
+		c.endpoints, c.flags, c.bytes, c.cell = 0, 0, 0, nil
+		head.LastEndpointMs = tx.Now().UnixMilli()
 	}
 	endpoints, flags, bytes := int(head.Endpoints)+c.endpoints, int(head.Flags)+c.flags, int(head.EncodedBytes)+c.bytes
 	switch {
