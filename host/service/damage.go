@@ -40,18 +40,37 @@ func whole(m proto.Message) error {
 		if s.Rule.GetFlag() == "" {
 			return errLacking
 		}
+	case *statev1.ServiceHead: // it would be taken for a service that is long gone
+		if s.Service == "" {
+			return errLacking
+		}
+	case *statev1.Policy: // without it every region would be allowed
+		if s.Policy == nil {
+			return errLacking
+		}
+	case *statev1.SharedState: // without it everyone might watch
+		if s.Shared == nil {
+			return errLacking
+		}
+	case *statev1.IngressState:
+		if s.Ingress.GetService() == "" {
+			return errLacking
+		}
 	}
 	return nil
 }
 
-// load reads an endpoint or a flag: version 0 when there is none, and an
+// load reads a record that may lack what it is about: version 0 when there is none, and an
 // [store.ErrDamaged] when it does not hold.
 func load(tx store.ReadTx, key string, m proto.Message) (version uint64, err error) {
 	rec, err := tx.Get(key)
 	if err != nil || !rec.Exists() {
 		return 0, err
 	}
-	return rec.Version, parse(key, rec.Value, m)
+	if err := parse(key, rec.Value, m); err != nil {
+		return 0, err
+	}
+	return rec.Version, nil
 }
 
 // loadOld reads what is about to be written anew or deleted. m is empty when it is
@@ -60,7 +79,8 @@ func loadOld(tx store.ReadTx, key string, m proto.Message) (version uint64, dama
 	version, err = load(tx, key, m)
 	if errors.Is(err, store.ErrDamaged) {
 		proto.Reset(m)
-		return version, true, nil
+		rec, err := tx.Get(key)
+		return rec.Version, true, err
 	}
 	return version, false, err
 }

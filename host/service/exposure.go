@@ -58,6 +58,12 @@ func (t *taking) exposures(exposures []*donav1.Exposure, services map[string]boo
 			t.dropped++
 			continue
 		}
+		if broken, err := t.chainBroken(e.Service); err != nil {
+			return err
+		} else if broken {
+			t.dropped++
+			continue
+		}
 		if counts[e.Service] == nil {
 			counts[e.Service] = map[sighting]uint64{}
 		}

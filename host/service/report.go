@@ -83,7 +83,7 @@ func (r *Reports) Take(ctx context.Context, actor string, b *donav1.StatsBatch) 
 			ack.Dropped = fence.Dropped
 			return nil
 		}
-		take := taking{plane: r.plane, tx: tx, actor: actor, wall: wall, known: map[string]*statev1.ServiceHead{}}
+		take := taking{plane: r.plane, tx: tx, actor: actor, wall: wall, known: map[string]*statev1.ServiceHead{}, broken: map[string]bool{}}
 		if err := take.all(r.counter, b, fence.Gap); err != nil {
 			return err
 		}
@@ -110,6 +110,7 @@ type taking struct {
 	actor   string
 	wall    time.Time
 	known   map[string]*statev1.ServiceHead // nil value = no such service
+	broken  map[string]bool                 // whether its chain takes no entry
 	dropped uint32
 	applied []*donav1.AppliedConfig
 }
@@ -140,6 +141,11 @@ func (t *taking) all(counter CallCounter, b *donav1.StatsBatch, gap uint64) erro
 		return nil
 	}
 	for _, service := range slices.Sorted(maps.Keys(services)) {
+		if broken, err := t.chainBroken(service); err != nil {
+			return err
+		} else if broken {
+			continue // a batch is of others, too
+		}
 		if err := t.plane.audit.Append(t.tx, service, audit.Entry{Kind: "stats.gap", Actor: t.actor, Detail: map[string]string{
 			"reporter_id": b.ReporterId, "missing": strconv.FormatUint(gap, 10),
 		}}); err != nil {
@@ -158,7 +164,7 @@ func (t *taking) head(service string) (*statev1.ServiceHead, error) {
 	var head *statev1.ServiceHead
 	if limits.Service(service) == nil {
 		var read statev1.ServiceHead
-		version, err := store.Load(t.tx, headKey(service), &read)
+		version, err := load(t.tx, headKey(service), &read)
 		if err != nil && !errors.Is(err, store.ErrDamaged) {
 			return nil, err
 		}
@@ -168,6 +174,21 @@ func (t *taking) head(service string) (*statev1.ServiceHead, error) {
 		t.known[service] = head
 	}
 	return head, nil
+}
+
+// chainBroken reports whether a service's chain is damaged and takes no entry. What
+// would have to be chained is dropped then, since the batch is of others, too.
+func (t *taking) chainBroken(service string) (bool, error) {
+	if broken, seen := t.broken[service]; seen {
+		return broken, nil
+	}
+	_, _, err := t.plane.audit.Head(t.tx, service)
+	broken := errors.Is(err, store.ErrDamaged)
+	if err != nil && !broken {
+		return false, err
+	}
+	t.broken[service] = broken
+	return broken, nil
 }
 
 // current reports whether an item's time is within what a report may name.
@@ -254,6 +275,12 @@ func (t *taking) audits(events []*donav1.AuditEvent, services map[string]bool) e
 			return err
 		}
 		if head == nil || !t.decisionHolds(e) {
+			t.dropped++
+			continue
+		}
+		if broken, err := t.chainBroken(e.Service); err != nil {
+			return err
+		} else if broken {
 			t.dropped++
 			continue
 		}

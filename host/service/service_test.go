@@ -944,14 +944,19 @@ func TestPastServices(t *testing.T) {
 	if got := list(); !slices.Equal(got, []string{"kept"}) {
 		t.Errorf("a day later the services are %v", got)
 	}
-	// A head that does not parse is listed, and keeps no other.
+	// A head that does not parse, or says nothing, is listed, and keeps no other.
 	w.update(func(tx store.Tx) error {
-		if err := tx.IndexPut("services", "damaged", 0); err != nil {
-			return err
+		for name, value := range map[string][]byte{"damaged": {0xff}, "emptied": {}} {
+			if err := tx.IndexPut("services", name, 0); err != nil {
+				return err
+			}
+			if err := tx.Put("svc/"+name+"/head", value); err != nil {
+				return err
+			}
 		}
-		return tx.Put("svc/damaged/head", []byte{0xff})
+		return nil
 	})
-	if got := list(); !slices.Equal(got, []string{"damaged", "kept"}) {
+	if got := list(); !slices.Equal(got, []string{"damaged", "emptied", "kept"}) {
 		t.Errorf("with a damaged head the services are %v", got)
 	}
 	if n, err := w.plane.Collect(context.Background()); err != nil || n != 1 {
