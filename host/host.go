@@ -174,7 +174,7 @@ func (h *Host) wire() (err error) {
 	})
 	h.control = &api.ControlPlane{
 		Store: h.store, Audit: h.ledger, Plane: h.plane, Sessions: h.sessions, Feeds: h.feeds, Rollouts: h.rollouts, Delivery: h.delivery,
-		Reports: service.NewReports(h.plane, h.rollouts, time.Now),
+		Reports: service.NewReports(h.plane, h.rollouts, time.Now, h.metrics),
 		Checks:  h.checks, Strategy: h.strategy.check, Probe: probes.check, Wall: time.Now, Stopping: h.stopping,
 	}
 	h.grpc, err = api.New(api.Options{

@@ -149,7 +149,7 @@ func newEdge(t *testing.T, options ...option) *edge {
 	checks := check.New(check.Options{Store: st, Planes: map[string]check.Plane{service.CheckPlane: plane}, Rules: check.DefaultRules(30*time.Second, 5*time.Second)})
 	control := &api.ControlPlane{
 		Store: st, Audit: ledger, Plane: plane, Sessions: sessions, Feeds: feeds, Rollouts: rollouts, Delivery: deliveries,
-		Reports: service.NewReports(plane, rollouts, time.Now), Wall: time.Now, Stopping: stopping,
+		Reports: service.NewReports(plane, rollouts, time.Now, metrics), Wall: time.Now, Stopping: stopping,
 		Checks:   checks,
 		Probe:    judge("probe", "http"),
 		Strategy: judge("strategy", "round-robin", "least-connections", "priority"),

@@ -15,6 +15,7 @@ import (
 	pluginv1 "github.com/dodona-project/dodona/proto/plugin/v1"
 	statev1 "github.com/dodona-project/dodona/proto/state/v1"
 	"github.com/hashicorp/go-hclog"
+	"github.com/prometheus/client_golang/prometheus"
 	"go.uber.org/goleak"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/structpb"
@@ -838,7 +839,8 @@ func TestReports(t *testing.T) {
 	w.register(beat("a", "v1", "eu"))
 	now := time.Now()
 	counter := &counted{}
-	reports := service.NewReports(w.plane, counter, func() time.Time { return now })
+	metrics := prometheus.NewRegistry()
+	reports := service.NewReports(w.plane, counter, func() time.Time { return now }, metrics)
 	call := func(change func(*donav1.CallOutcome)) *donav1.CallOutcome {
 		c := &donav1.CallOutcome{Service: "web", Variant: "v1", EndpointId: "a", Success: true, UnixMs: now.UnixMilli(), Code: "200"}
 		if change != nil {
@@ -863,6 +865,9 @@ func TestReports(t *testing.T) {
 		if err != nil || ack.Dropped != 1 {
 			t.Errorf("%s: %v, %v, want one dropped", name, ack, err)
 		}
+	}
+	if n, err := metrics.Gather(); err != nil || len(n) != 1 || len(n[0].Metric) != 2 || n[0].Metric[0].Counter.GetValue() != 6 || n[0].Metric[1].Counter.GetValue() != 4 {
+		t.Errorf("of %d that were dropped, 4 for their time, the metric has %v, %v", len(bad), n, err)
 	}
 	if len(counter.calls) != len(bad) {
 		t.Errorf("%d calls were counted, want %d", len(counter.calls), len(bad))
