@@ -33,6 +33,7 @@
 //   - rollout: windows, the pure Step, the controller
 //   - delivery: artifacts, releases, deployments; a pure Step and a controller too
 //   - fsck: what a store holds, checked whole
+//   - telemetry: calls and metrics by OTLP
 //   - api: gRPC at the edge; the only one that knows transport codes
 //   - config: settings; host: this wiring
 //

@@ -35,6 +35,7 @@ import (
 	"github.com/dodona-project/dodona/host/snapshot"
 	"github.com/dodona-project/dodona/host/store"
 	"github.com/dodona-project/dodona/host/store/datadir"
+	"github.com/dodona-project/dodona/host/telemetry"
 	"github.com/dodona-project/dodona/plugins"
 	"github.com/dodona-project/dodona/plugins/analysis"
 )
@@ -44,7 +45,7 @@ const Version = "0.1.0"
 
 const (
 	drainTime = 2 * time.Second // for streams and calls under way at a stop
-	stopTime  = 5 * time.Second // for all of a stop
+	flushTime = time.Second     // for telemetry that was not sent yet
 )
 
 // Host is one control plane over one store. Make it with New, run it once.
@@ -70,6 +71,7 @@ type Host struct {
 	http     *http.Server
 	health   *health.Server
 	metrics  *prometheus.Registry
+	export   *telemetry.Exporter
 
 	stopping chan struct{}
 	fatal    chan error // the store gave up
@@ -94,6 +96,10 @@ func New(c *config.Config, log hclog.Logger) (h *Host, err error) {
 	}
 	h.health.SetServingStatus("", grpc_health_v1.HealthCheckResponse_NOT_SERVING)
 	// Before the store, which would be made: wrong settings change nothing.
+	exported, err := telemetry.Read(os.Getenv)
+	if err != nil {
+		return nil, &config.Error{Problems: []config.Problem{{Where: "environment", Text: err.Error()}}}
+	}
 	if h.plugins, err = h.newPlugins(); err != nil {
 		return nil, &config.Error{Problems: []config.Problem{{Where: "plugins", Text: err.Error()}}}
 	}
@@ -109,6 +115,14 @@ func New(c *config.Config, log hclog.Logger) (h *Host, err error) {
 		return nil, err
 	}
 	h.metrics.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}), buildInfo())
+	if h.export, err = telemetry.Start(context.Background(), exported, telemetry.Host{ID: h.id, Version: Version}, h.metrics, log.Named("telemetry")); err != nil {
+		return nil, &config.Error{Problems: []config.Problem{{Where: "environment", Text: err.Error()}}}
+	}
+	defer func() {
+		if err != nil {
+			h.flush()
+		}
+	}()
 	log.Info("host", "id", h.id, "version", Version, "store", c.Store, "data_dir", c.DataDir, "durability", h.store.Info().Durability)
 	if h.waits = h.mustWait(context.Background()); h.waits != nil {
 		return h, nil
@@ -166,11 +180,11 @@ func (h *Host) wire() (err error) {
 	})
 	h.control = &api.ControlPlane{
 		Store: h.store, Audit: h.ledger, Plane: h.plane, Sessions: h.sessions, Feeds: h.feeds, Rollouts: h.rollouts, Delivery: h.delivery,
-		Reports: service.NewReports(h.plane, h.rollouts, time.Now),
+		Reports: service.NewReports(h.plane, h.rollouts, time.Now, h.metrics),
 		Checks:  h.checks, Strategy: h.strategy.check, Probe: probes.check, Wall: time.Now, Stopping: h.stopping,
 	}
 	h.grpc, err = api.New(api.Options{
-		Dev: h.config.Dev, Health: h.health, Logger: h.log.Named("api"), Registerer: h.metrics,
+		Dev: h.config.Dev, Health: h.health, Logger: h.log.Named("api"), Registerer: h.metrics, Calls: h.export.Calls,
 		ControlPlane: h.control, Checkers: &api.CheckerControlPlane{Tasks: h.checks, Stopping: h.stopping},
 		HostAdmin: h.admin(),
 	})
@@ -194,6 +208,7 @@ func (h *Host) admin() *api.HostAdmin {
 // wraps store.ErrRefused says that the store broke its promise and closed.
 func (h *Host) Run(ctx context.Context) error {
 	defer func() { _ = h.store.Close() }()
+	defer h.flush()
 	if err := h.listen(); err != nil {
 		return err
 	}
@@ -282,6 +297,16 @@ func (h *Host) stop(cancel context.CancelFunc, loops *sync.WaitGroup) {
 	loops.Wait()
 	_ = os.Remove(filepath.Join(h.config.DataDir, "host.json"))
 	h.log.Info("stopped")
+}
+
+// flush sends what telemetry is left, and stops exporting. A receiver that is away
+// holds no stop up for long.
+func (h *Host) flush() {
+	ctx, cancel := context.WithTimeout(context.Background(), flushTime)
+	defer cancel()
+	if err := h.export.Shutdown(ctx); err != nil {
+		h.log.Warn("the last telemetry was not exported", "error", err)
+	}
 }
 
 func (h *Host) listen() (err error) {

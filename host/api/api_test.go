@@ -53,6 +53,7 @@ type edge struct {
 	client donav1.ControlPlaneClient
 	admin  donav1.HostAdminClient
 	alarms *[]string
+	feeds  *snapshot.Feeds
 	checks *check.Broker
 
 	plugins  *fakePlugins
@@ -148,7 +149,7 @@ func newEdge(t *testing.T, options ...option) *edge {
 	checks := check.New(check.Options{Store: st, Planes: map[string]check.Plane{service.CheckPlane: plane}, Rules: check.DefaultRules(30*time.Second, 5*time.Second)})
 	control := &api.ControlPlane{
 		Store: st, Audit: ledger, Plane: plane, Sessions: sessions, Feeds: feeds, Rollouts: rollouts, Delivery: deliveries,
-		Reports: service.NewReports(plane, rollouts, time.Now), Wall: time.Now, Stopping: stopping,
+		Reports: service.NewReports(plane, rollouts, time.Now, metrics), Wall: time.Now, Stopping: stopping,
 		Checks:   checks,
 		Probe:    judge("probe", "http"),
 		Strategy: judge("strategy", "round-robin", "least-connections", "priority"),
@@ -186,7 +187,7 @@ func newEdge(t *testing.T, options ...option) *edge {
 		loops.Wait()
 	})
 	t.Cleanup(leave)
-	return &edge{t, st, server, conn, donav1.NewControlPlaneClient(conn), donav1.NewHostAdminClient(conn), &alarms, checks, fake, rollouts, metrics, stop, leave}
+	return &edge{t, st, server, conn, donav1.NewControlPlaneClient(conn), donav1.NewHostAdminClient(conn), &alarms, feeds, checks, fake, rollouts, metrics, stop, leave}
 }
 
 // patient sends a request again whose entry was not durable in time, as the answer

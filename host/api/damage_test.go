@@ -9,7 +9,15 @@ import (
 
 	donav1 "github.com/dodona-project/dodona/proto/dona/v1"
 
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/dodona-project/dodona/host/audit"
+	"github.com/dodona-project/dodona/host/service"
+	"github.com/dodona-project/dodona/host/snapshot"
 	"github.com/dodona-project/dodona/host/store"
+	"github.com/dodona-project/dodona/host/store/embedded"
 )
 
 // TestDamagedRecords: a record that does not parse hides no other, and holds up no
@@ -77,5 +85,142 @@ func TestDamagedRecords(t *testing.T) {
 	found, err := e.admin.CheckStore(c, &donav1.CheckStoreRequest{})
 	if err != nil || !strings.Contains(strings.Join(found.Problems, "\n"), "svc/bad/head does not parse") || !strings.Contains(strings.Join(found.Problems, "\n"), "record ingress/") {
 		t.Errorf("the check finds %v, %v", found.GetProblems(), err)
+	}
+}
+
+// TestDamageWithinAService: what does not parse inside a service takes nothing else
+// of it away. Who watches keeps its last good form, and all that changes around it;
+// alarms name it; and whoever writes it anew mends it.
+func TestDamageWithinAService(t *testing.T) {
+	shared := embedded.OpenMemory(embedded.Options{})
+	t.Cleanup(func() { _ = shared.Close() })
+	e := newEdge(t, onStore(shared))
+	c := ctx(t)
+	flag := func(name string) {
+		t.Helper()
+		_, err := e.client.SetFlag(c, &donav1.SetFlagRequest{Rule: &donav1.FlagRule{Service: "web", Flag: name, RolloutPercent: 10, RolloutVariant: "v1"}})
+		if err != nil {
+			t.Errorf("set flag %s: %v", name, err)
+		}
+	}
+	flag("f")
+	flag("g")
+	ids := []string{"a", "b", "c"}
+	streams := map[string]held{}
+	for _, id := range ids {
+		streams[id] = e.register(endpoint(func(b *donav1.EndpointHeartbeat) { b.EndpointId = id; b.Variant = "v" + id }))
+	}
+	watch := func(feeds *snapshot.Feeds) (next func(what string, endpoints, flags []string)) {
+		w, err := feeds.Subscribe("web", snapshot.Watcher{})
+		fatal(t, err)
+		t.Cleanup(w.Close)
+		return func(what string, endpoints, flags []string) {
+			t.Helper()
+			for {
+				frame, err := w.Next(c)
+				if err != nil {
+					t.Fatalf("waiting for %s: %v", what, err)
+				}
+				var f donav1.ConfigSnapshot
+				fatal(t, proto.Unmarshal(frame.EncodedMessage(), &f))
+				var eps, fs []string
+				for _, ep := range f.Endpoints {
+					eps = append(eps, ep.Id)
+				}
+				for _, r := range f.Flags {
+					fs = append(fs, r.Flag)
+				}
+				if slices.Equal(eps, endpoints) && slices.Equal(fs, flags) {
+					return
+				}
+			}
+		}
+	}
+	damage := func(value []byte, keys ...string) {
+		t.Helper()
+		fatal(t, shared.Update(c, store.Hard, func(tx store.Tx) error {
+			for _, key := range keys {
+				if err := tx.Put("svc/web/"+key, value); err != nil {
+					return err
+				}
+			}
+			return nil
+		}))
+	}
+	alarmed := func(feeds *snapshot.Feeds, parts ...string) {
+		t.Helper()
+		for {
+			all := strings.Join(feeds.Alarms(), "\n")
+			found := len(parts) > 0 || all == ""
+			for _, p := range parts {
+				found = found && strings.Contains(all, p)
+			}
+			if found {
+				return
+			}
+			select {
+			case <-c.Done():
+				t.Fatalf("the alarms are %q, wanted is %q", all, parts)
+			case <-time.After(10 * time.Millisecond):
+			}
+		}
+	}
+	next := watch(e.feeds)
+	next("all", ids, []string{"f", "g"})
+	// Bytes that are no message, and bytes that are an empty one.
+	for _, value := range [][]byte{{0xff}, {}} {
+		damage(value, "flag/f", "ep/b", "calls/a", "plan")
+		flag("h")
+		next("what changed around the damage", ids, []string{"f", "g", "h"})
+		alarmed(e.feeds, "web", "svc/web/flag/f", "svc/web/ep/b")
+		// Another host, which never saw them whole, gives out the rest and says so.
+		other, err := snapshot.New(snapshot.Options{Store: shared, Source: service.New(shared, audit.New("example.org"), "h2").Source()})
+		fatal(t, err)
+		t.Cleanup(other.Close)
+		nextThere := watch(other)
+		nextThere("the rest", []string{"a", "c"}, []string{"g", "h"})
+		alarmed(other, "svc/web/flag/f", "svc/web/ep/b")
+		if s := e.status("web"); len(s.Config.Flags) != 2 || len(s.Config.Endpoints) != 2 {
+			t.Errorf("the status has %v", s.Config)
+		}
+		// Whoever writes them anew mends them.
+		flag("f")
+		if _, err := e.client.SetFlag(c, &donav1.SetFlagRequest{Delete: true, Rule: &donav1.FlagRule{Service: "web", Flag: "h"}}); err != nil {
+			t.Error(err)
+		}
+		// A heartbeat finds that there is nothing to go on from: its client registers
+		// anew.
+		fatal(t, streams["b"].stream.Send(&donav1.EndpointHeartbeat{Sequence: 1}))
+		if err := streams["b"].ended(); status.Code(err) != codes.Aborted {
+			t.Errorf("a heartbeat of a damaged endpoint: %v", err)
+		}
+		next("the damaged endpoint has gone", []string{"a", "c"}, []string{"f", "g"})
+		streams["b"] = e.register(endpoint(func(b *donav1.EndpointHeartbeat) { b.EndpointId = "b"; b.Variant = "vb" }))
+		next("it is back", ids, []string{"f", "g"})
+		nextThere("all, at the other host", ids, []string{"f", "g"})
+		// And one that comes while the damaged record is still there takes its place.
+		damage(value, "ep/c")
+		streams["c"] = e.register(endpoint(func(b *donav1.EndpointHeartbeat) { b.EndpointId = "c"; b.Variant = "vc" }))
+		// One that is deleted is gone.
+		flag("i")
+		damage(value, "flag/i")
+		if _, err := e.client.SetFlag(c, &donav1.SetFlagRequest{Delete: true, Rule: &donav1.FlagRule{Service: "web", Flag: "i"}}); err != nil {
+			t.Errorf("delete a damaged flag: %v", err)
+		}
+		alarmed(e.feeds)
+		alarmed(other)
+		// What they were counted as holds, too.
+		fatal(t, shared.Update(c, store.Hard, func(tx store.Tx) error {
+			for _, derived := range []string{"plan", "calls/a"} { // a planner and reports write these anew
+				if err := tx.Delete("svc/web/" + derived); err != nil {
+					return err
+				}
+			}
+			return nil
+		}))
+		found, err := e.admin.CheckStore(c, &donav1.CheckStoreRequest{})
+		if err != nil || len(found.Problems) > 0 {
+			t.Errorf("the check finds %v, %v", found.GetProblems(), err)
+		}
 	}
 }

@@ -67,6 +67,10 @@ func answer(log hclog.Logger, method string, err error) error {
 		log.Error("the store cannot be used", "method", method, "error", err)
 		return status.Error(codes.Unavailable, "the store cannot be used now; the host's log and status say why")
 	}
+	if errors.Is(err, store.ErrDamaged) {
+		log.Error("a record is damaged", "method", method, "error", err)
+		return status.Error(codes.Internal, "a record that this needs is damaged: dona store check names it, and the host's log")
+	}
 	log.Error("call failed", "method", method, "error", err)
 	return status.Error(codes.Internal, "the host failed; its log says why")
 }

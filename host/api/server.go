@@ -24,6 +24,7 @@ import (
 	"google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/grpc/keepalive"
 	"google.golang.org/grpc/reflection"
+	"google.golang.org/grpc/stats"
 	"google.golang.org/grpc/status"
 
 	"github.com/dodona-project/dodona/host/refusal"
@@ -39,6 +40,7 @@ type Options struct {
 	Dev          bool // everyone on loopback is local:dev with every role
 	Logger       hclog.Logger
 	Registerer   prometheus.Registerer
+	Calls        stats.Handler // sees every call, for traces; nil = none
 	SendTimeout  time.Duration // a send blocked for longer ends a stream that is no feed; 0 = 10 s
 }
 
@@ -53,7 +55,11 @@ func New(o Options) (*grpc.Server, error) {
 	if g.metrics, err = newMetrics(o.Registerer); err != nil {
 		return nil, fmt.Errorf("api: metrics: %w", err)
 	}
-	server := grpc.NewServer(append(snapshot.ServerOptions(),
+	options := snapshot.ServerOptions()
+	if o.Calls != nil {
+		options = append(options, grpc.StatsHandler(o.Calls))
+	}
+	server := grpc.NewServer(append(options,
 		grpc.ForceServerCodecV2(g.parsing),
 		grpc.ChainUnaryInterceptor(g.unary),
 		grpc.ChainStreamInterceptor(g.stream),

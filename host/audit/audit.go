@@ -83,8 +83,8 @@ func (l *Log) Append(tx store.Tx, chain string, e Entry) error {
 	if err := check(chain, e); err != nil {
 		return err
 	}
-	var head statev1.ChainHead
-	if _, err := store.Load(tx, headKey(chain), &head); err != nil {
+	head, err := loadHead(tx, chain)
+	if err != nil {
 		return err
 	}
 	now := tx.Now().UnixMilli()
@@ -98,7 +98,7 @@ func (l *Log) Append(tx store.Tx, chain string, e Entry) error {
 			return err
 		}
 		if chain == HostChain {
-			if _, err := store.Load(tx, headKey(chain), &head); err != nil {
+			if head, err = loadHead(tx, chain); err != nil {
 				return err
 			}
 		}
@@ -131,12 +131,22 @@ func (l *Log) Append(tx store.Tx, chain string, e Entry) error {
 // Head returns the newest entry's number and hash; 0 and the genesis when the
 // chain is empty.
 func (l *Log) Head(tx store.ReadTx, chain string) (seq uint64, hash [32]byte, err error) {
-	var head statev1.ChainHead
-	version, err := store.Load(tx, headKey(chain), &head)
-	if err != nil || version == 0 {
+	head, err := loadHead(tx, chain)
+	if err != nil || head.GetSeq() == 0 {
 		return 0, l.Genesis(chain), err
 	}
 	return head.GetSeq(), [32]byte(head.GetHash()), nil
+}
+
+// loadHead reads a chain's head; an empty one when there is none. What it returns has
+// a whole hash, or number 0.
+func loadHead(tx store.ReadTx, chain string) (*statev1.ChainHead, error) {
+	head := new(statev1.ChainHead)
+	version, err := store.Load(tx, headKey(chain), head)
+	if err == nil && version != 0 && (head.GetSeq() == 0 || len(head.GetHash()) != sha256.Size) {
+		err = fmt.Errorf("%w: audit: the head of chain %s has no number or no hash", store.ErrDamaged, chain)
+	}
+	return head, err
 }
 
 // Check re-reads a whole chain and re-computes every hash. An [ErrBroken] names the

@@ -23,6 +23,7 @@ type Snapshot struct {
 	endpoints []*item[*donav1.Endpoint] // in the order of Config
 	flags     []*item[*donav1.FlagRule]
 	fresh     int // encoded bytes that no earlier snapshot holds
+	damage    []string
 }
 
 // item is an endpoint or a flag as it was read. Snapshots share those that did not
@@ -38,6 +39,11 @@ type item[M proto.Message] struct {
 // revision. previous may be nil; what did not change is taken from it, so a
 // build costs what changed, and one look at each record's version. A service
 // that does not exist has the empty snapshot, at version 0.
+//
+// A flag or an endpoint whose record is damaged is as previous has it, and left out
+// when it has none, so that a rollback or a removal still comes through. What else is
+// damaged makes Build fail: without weights, residency or quarantine requests would go
+// where they must not.
 func (p *Plane) Build(tx store.ReadTx, service string, previous *Snapshot) (*Snapshot, error) {
 	head, err := p.Head(tx, service)
 	if err != nil {
@@ -68,13 +74,13 @@ func (p *Plane) Build(tx store.ReadTx, service string, previous *Snapshot) (*Sna
 }
 
 func (s *Snapshot) readEndpoints(tx store.ReadTx, service string, previous *Snapshot) (err error) {
-	decode := func(rec store.Record) (*donav1.Endpoint, bool, error) {
+	decode := func(key string, rec store.Record) (*donav1.Endpoint, bool, error) {
 		var state statev1.EndpointState
-		err := proto.Unmarshal(rec.Value, &state)
+		err := parse(key, rec.Value, &state)
 		return state.Endpoint, !state.Out, err
 	}
 	key := func(id string) string { return endpointKey(service, id) }
-	s.endpoints, err = readItems(tx, endpointIndex(service), key, previous.endpoints, decode, digest.EndpointItem, &s.fresh)
+	s.endpoints, err = readItems(tx, endpointIndex(service), key, previous.endpoints, decode, digest.EndpointItem, s)
 	if err != nil {
 		return fmt.Errorf("service: endpoints of %s: %w", service, err)
 	}
@@ -84,7 +90,7 @@ func (s *Snapshot) readEndpoints(tx store.ReadTx, service string, previous *Snap
 
 func (s *Snapshot) readFlags(tx store.ReadTx, service string, previous *Snapshot) (err error) {
 	key := func(flag string) string { return flagKey(service, flag) }
-	s.flags, err = readItems(tx, flagIndex(service), key, previous.flags, decodeFlag, digest.FlagItem, &s.fresh)
+	s.flags, err = readItems(tx, flagIndex(service), key, previous.flags, decodeFlag, digest.FlagItem, s)
 	if err != nil {
 		return fmt.Errorf("service: flags of %s: %w", service, err)
 	}
@@ -94,9 +100,9 @@ func (s *Snapshot) readFlags(tx store.ReadTx, service string, previous *Snapshot
 
 // readItems reads what an index lists, in order of the names' bytes, and takes
 // from before what did not change since. What decode does not show is left out. It
-// adds to fresh the bytes of what did.
+// adds what it read, and what is damaged, to those of s.
 func readItems[M proto.Message](tx store.ReadTx, index string, key func(id string) string, before []*item[M],
-	decode func(store.Record) (m M, shown bool, err error), hash func(M) [digest.Size]byte, fresh *int) ([]*item[M], error) {
+	decode func(key string, rec store.Record) (m M, shown bool, err error), hash func(M) [digest.Size]byte, s *Snapshot) ([]*item[M], error) {
 	entries, err := tx.Scan(index, 0, 0, 0) // sorts members of one score by bytes
 	if err != nil {
 		return nil, err
@@ -118,18 +124,22 @@ func readItems[M proto.Message](tx store.ReadTx, index string, key func(id strin
 		for len(before) > 0 && before[0].id < id {
 			before = before[1:]
 		}
-		if len(before) > 0 && before[0].id == id && before[0].version == rec.Version {
+		had := len(before) > 0 && before[0].id == id
+		if had && before[0].version == rec.Version {
 			items = append(items, before[0])
 			continue
 		}
-		m, shown, err := decode(rec)
+		m, shown, err := decode(keys[i], rec)
 		if err != nil {
-			return nil, fmt.Errorf("%s: %w", id, err)
+			if s.damage = append(s.damage, err.Error()); had {
+				items = append(items, before[0])
+			}
+			continue
 		}
 		if !shown {
 			continue
 		}
-		*fresh += len(rec.Value)
+		s.fresh += len(rec.Value)
 		items = append(items, &item[M]{id: id, version: rec.Version, message: m, hash: hash(m)})
 	}
 	return items, nil
@@ -199,10 +209,11 @@ func (s *Snapshot) weight() int {
 	return listed*(len(s.endpoints)+len(s.flags)) + 5*s.fresh
 }
 
-// Plan reads what the strategy compiled last, and why it is in force.
+// Plan reads what the strategy compiled last, and why it is in force. A damaged one is
+// none, until a planner has written it anew.
 func (p *Plane) Plan(tx store.ReadTx, service string) (*statev1.PlanState, error) {
 	var plan statev1.PlanState
-	_, err := store.Load(tx, planKey(service), &plan)
+	_, err := loadDerived(tx, planKey(service), &plan)
 	return &plan, err
 }
 
@@ -229,7 +240,7 @@ func (s source) Build(tx store.ReadTx, service string, previous *snapshot.Built)
 	}
 	config := next.Config
 	return &snapshot.Built{
-		Version: config.Version, Checksum: config.Checksum, Full: config, Carry: next, Weight: next.weight(),
+		Version: config.Version, Checksum: config.Checksum, Full: config, Carry: next, Weight: next.weight(), Damage: next.damage,
 		Unchanged: &donav1.ConfigSnapshot{
 			Service: service, Version: config.Version, Checksum: config.Checksum, Form: donav1.ConfigSnapshot_FORM_UNCHANGED,
 		},

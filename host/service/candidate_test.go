@@ -46,7 +46,7 @@ func TestCandidates(t *testing.T) {
 	call := func(id string, ms uint64, count uint32, success bool) *donav1.CallOutcome {
 		return &donav1.CallOutcome{Service: "web", Variant: "v1", EndpointId: id, Success: success, LatencyUs: 1000 * ms, Count: count, UnixMs: now.UnixMilli()}
 	}
-	reports := service.NewReports(w.plane, &counted{}, func() time.Time { return now })
+	reports := service.NewReports(w.plane, &counted{}, func() time.Time { return now }, nil)
 	for _, calls := range [][]*donav1.CallOutcome{
 		{call("a", 10, 3, true), call("a", 50, 1, false), call("gone", 5, 1, true)},
 		{call("a", 0, 4, true)}, // not measured

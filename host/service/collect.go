@@ -25,7 +25,7 @@ func (p *Plane) Collect(ctx context.Context) (removed int, err error) {
 		}
 		for _, e := range entries {
 			var head statev1.ServiceHead
-			_, err := store.Load(tx, headKey(e.Member), &head)
+			_, err := load(tx, headKey(e.Member), &head)
 			if errors.Is(err, store.ErrDamaged) {
 				continue // it is no reason to keep the others
 			}
@@ -56,7 +56,7 @@ func (p *Plane) Collect(ctx context.Context) (removed int, err error) {
 // collect looks again: an endpoint may have come meanwhile.
 func (p *Plane) collect(tx store.Tx, service string) (bool, error) {
 	var head statev1.ServiceHead
-	version, err := store.Load(tx, headKey(service), &head)
+	version, err := load(tx, headKey(service), &head)
 	if err != nil || version == 0 || !past(&head, tx.Now().UnixMilli()) {
 		return false, err
 	}

@@ -11,6 +11,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/dodona-project/dodona/host/audit"
+	"github.com/dodona-project/dodona/host/refusal"
 	"github.com/dodona-project/dodona/host/session"
 	"github.com/dodona-project/dodona/host/store"
 )
@@ -26,7 +27,7 @@ func (p *Plane) Registered(tx store.Tx, lease, previous *statev1.Lease, payload 
 	beat := payload.(*donav1.EndpointHeartbeat)
 	key := endpointKey(lease.Scope, lease.Id)
 	var old statev1.EndpointState
-	version, err := store.Load(tx, key, &old)
+	version, damaged, err := loadOld(tx, key, &old)
 	if err != nil {
 		return err
 	}
@@ -40,7 +41,7 @@ func (p *Plane) Registered(tx store.Tx, lease, previous *statev1.Lease, payload 
 		RegisteredMs: tx.Now().UnixMilli(),
 		Draining:     beat.Draining,
 	}
-	same := version != 0 && old.Endpoint.Address == beat.Address && old.Endpoint.Variant == beat.Variant &&
+	same := version != 0 && !damaged && old.Endpoint.Address == beat.Address && old.Endpoint.Variant == beat.Variant &&
 		old.Endpoint.Region == beat.Region && old.Endpoint.Zone == beat.Zone && maps.Equal(old.Labels, beat.Labels)
 	if same {
 		next.RegisteredMs = old.RegisteredMs
@@ -55,7 +56,7 @@ func (p *Plane) Registered(tx store.Tx, lease, previous *statev1.Lease, payload 
 		return err
 	}
 	var was *statev1.EndpointState
-	if version != 0 {
+	if version != 0 && !damaged {
 		was = &old
 	} else if err := tx.IndexPut(endpointIndex(lease.Scope), lease.Id, 0); err != nil {
 		return err
@@ -63,7 +64,9 @@ func (p *Plane) Registered(tx store.Tx, lease, previous *statev1.Lease, payload 
 	if same && unseen(&old, next) {
 		return nil
 	}
-	if err := p.touch(tx, lease.Scope, endpointChange(was, next)); err != nil {
+	c := endpointChange(was, next)
+	c.recount = damaged
+	if err := p.touch(tx, lease.Scope, c); err != nil {
 		return err
 	}
 	if same {
@@ -78,12 +81,17 @@ func (p *Plane) Registered(tx store.Tx, lease, previous *statev1.Lease, payload 
 	}})
 }
 
-// Beat moves the endpoint's weight by what the heartbeat and the reports say.
+// Beat moves the endpoint's weight by what the heartbeat and the reports say. It is
+// refused as Aborted when the endpoint's record is damaged: registering again writes
+// it anew.
 func (p *Plane) Beat(tx store.Tx, lease *statev1.Lease, payload proto.Message) error {
 	beat := payload.(*donav1.EndpointHeartbeat)
 	key := endpointKey(lease.Scope, lease.Id)
 	var old statev1.EndpointState
-	version, err := store.Load(tx, key, &old)
+	version, damaged, err := loadOld(tx, key, &old)
+	if damaged {
+		return refusal.New(refusal.Aborted, "what the host kept of this endpoint is damaged: register again")
+	}
 	if err != nil || version == 0 {
 		return err
 	}
@@ -111,7 +119,7 @@ func (p *Plane) Beat(tx store.Tx, lease *statev1.Lease, payload proto.Message) e
 func (p *Plane) Ended(tx store.Tx, lease *statev1.Lease, reason session.Reason) error {
 	key := endpointKey(lease.Scope, lease.Id)
 	var old statev1.EndpointState
-	version, err := store.Load(tx, key, &old)
+	version, damaged, err := loadOld(tx, key, &old)
 	if err != nil || version == 0 {
 		return err
 	}
@@ -124,11 +132,15 @@ func (p *Plane) Ended(tx store.Tx, lease *statev1.Lease, reason session.Reason) 
 	if err := tx.IndexDelete(endpointIndex(lease.Scope), lease.Id); err != nil {
 		return err
 	}
-	if err := p.touch(tx, lease.Scope, endpointChange(&old, nil)); err != nil {
+	c := change{recount: true, removal: true}
+	if !damaged {
+		c = endpointChange(&old, nil)
+	}
+	if err := p.touch(tx, lease.Scope, c); err != nil {
 		return err
 	}
 	return p.audit.Append(tx, lease.Scope, audit.Entry{Kind: "endpoint.gone", Actor: p.host, Detail: map[string]string{
-		"endpoint_id": lease.Id, "variant": old.Endpoint.Variant, "region": old.Endpoint.Region, "reason": string(reason),
+		"endpoint_id": lease.Id, "variant": old.Endpoint.GetVariant(), "region": old.Endpoint.GetRegion(), "reason": string(reason),
 	}})
 }
 
@@ -183,7 +195,7 @@ func live(e *statev1.EndpointState) bool { return e != nil && !e.Draining && !e.
 // its calls, and keeps the published one unless it moved enough.
 func (p *Plane) weigh(tx store.ReadTx, lease *statev1.Lease, ep *statev1.EndpointState) (uint32, error) {
 	var calls statev1.EndpointCalls
-	if _, err := store.Load(tx, callsKey(lease.Scope, lease.Id), &calls); err != nil {
+	if _, err := loadDerived(tx, callsKey(lease.Scope, lease.Id), &calls); err != nil {
 		return 0, err
 	}
 	now := tx.Now()
@@ -287,7 +299,7 @@ func (p *Plane) CountCalls(tx store.Tx, service, endpoint string, reported Calls
 	}
 	key := callsKey(service, endpoint)
 	var calls statev1.EndpointCalls
-	if _, err := store.Load(tx, key, &calls); err != nil {
+	if _, err := loadDerived(tx, key, &calls); err != nil {
 		return err
 	}
 	shift(&calls, tx.Now())

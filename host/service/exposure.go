@@ -58,6 +58,12 @@ func (t *taking) exposures(exposures []*donav1.Exposure, services map[string]boo
 			t.dropped++
 			continue
 		}
+		if broken, err := t.chainBroken(e.Service); err != nil {
+			return err
+		} else if broken {
+			t.dropped++
+			continue
+		}
 		if counts[e.Service] == nil {
 			counts[e.Service] = map[sighting]uint64{}
 		}
@@ -137,7 +143,7 @@ func (t *taking) addToWindow(service string, counts map[sighting]uint64) error {
 		}
 		key := exposureKey(service, flag)
 		var w statev1.ExposureWindow
-		if _, err := store.Load(t.tx, key, &w); err != nil {
+		if _, err := loadDerived(t.tx, key, &w); err != nil {
 			return err
 		}
 		newest := t.wall.Unix()

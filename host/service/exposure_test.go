@@ -33,7 +33,7 @@ func newExposing(t *testing.T) *exposing {
 	for i := range 3 {
 		must(t, e.setFlag(&donav1.FlagRule{Service: "web", Flag: fmt.Sprint("f", i)}))
 	}
-	e.reports = service.NewReports(e.plane, &counted{}, func() time.Time { return e.wall })
+	e.reports = service.NewReports(e.plane, &counted{}, func() time.Time { return e.wall }, nil)
 	return e
 }
 

@@ -74,7 +74,7 @@ func (p *Plane) SetFlag(ctx context.Context, actor string, req *donav1.SetFlagRe
 	return p.store.Update(ctx, store.Hard, func(tx store.Tx) error {
 		key := flagKey(rule.Service, rule.Flag)
 		var old statev1.FlagState
-		version, err := store.Load(tx, key, &old)
+		version, damaged, err := loadOld(tx, key, &old)
 		if err != nil {
 			return err
 		}
@@ -86,9 +86,9 @@ func (p *Plane) SetFlag(ctx context.Context, actor string, req *donav1.SetFlagRe
 				"is %d: flag %s is at version %d now; read it again", req.ExpectedVersion, limits.Quote(rule.Flag), version)}
 		}
 		if req.Delete {
-			return p.deleteFlag(tx, actor, rule, &old)
+			return p.deleteFlag(tx, actor, rule, &old, damaged)
 		}
-		if version != 0 && proto.Equal(old.Rule, rule) {
+		if version != 0 && !damaged && proto.Equal(old.Rule, rule) {
 			return nil
 		}
 		if err := store.Save(tx, key, &statev1.FlagState{Rule: rule}); err != nil {
@@ -97,7 +97,7 @@ func (p *Plane) SetFlag(ctx context.Context, actor string, req *donav1.SetFlagRe
 		if err := tx.IndexPut(flagIndex(rule.Service), rule.Flag, 0); err != nil {
 			return err
 		}
-		c := change{configured: true, bytes: flagBytes(rule)}
+		c := change{configured: true, recount: damaged, bytes: flagBytes(rule)}
 		if version != 0 {
 			c.bytes -= flagBytes(old.Rule)
 		} else {
@@ -110,7 +110,7 @@ func (p *Plane) SetFlag(ctx context.Context, actor string, req *donav1.SetFlagRe
 	})
 }
 
-func (p *Plane) deleteFlag(tx store.Tx, actor string, rule *donav1.FlagRule, old *statev1.FlagState) error {
+func (p *Plane) deleteFlag(tx store.Tx, actor string, rule *donav1.FlagRule, old *statev1.FlagState, damaged bool) error {
 	if err := tx.Delete(flagKey(rule.Service, rule.Flag)); err != nil {
 		return err
 	}
@@ -120,7 +120,7 @@ func (p *Plane) deleteFlag(tx store.Tx, actor string, rule *donav1.FlagRule, old
 	if err := forgetExposures(tx, rule.Service, rule.Flag); err != nil {
 		return err
 	}
-	if err := p.touch(tx, rule.Service, change{flags: -1, bytes: -flagBytes(old.Rule)}); err != nil {
+	if err := p.touch(tx, rule.Service, change{flags: -1, bytes: -flagBytes(old.Rule), recount: damaged}); err != nil {
 		return err
 	}
 	return p.audit.Append(tx, rule.Service, audit.Entry{Kind: "flag.delete", Actor: actor, Detail: map[string]string{"flag": rule.Flag}})
@@ -152,9 +152,9 @@ func flagDetail(rule *donav1.FlagRule) map[string]string {
 }
 
 // decodeFlag reads a rule and says of which version it is.
-func decodeFlag(rec store.Record) (rule *donav1.FlagRule, shown bool, err error) {
+func decodeFlag(key string, rec store.Record) (rule *donav1.FlagRule, shown bool, err error) {
 	var f statev1.FlagState
-	if err := proto.Unmarshal(rec.Value, &f); err != nil {
+	if err := parse(key, rec.Value, &f); err != nil {
 		return nil, false, err
 	}
 	f.Rule.Version = rec.Version

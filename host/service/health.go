@@ -61,11 +61,11 @@ func (p *Plane) Targets(tx store.ReadTx, service string) ([]check.Target, error)
 	targets := make([]check.Target, 0, len(entries))
 	for _, e := range entries {
 		var ep statev1.EndpointState
-		version, err := store.Load(tx, endpointKey(service, e.Member), &ep)
+		version, damaged, err := loadOld(tx, endpointKey(service, e.Member), &ep)
 		if err != nil {
 			return nil, err
 		}
-		if version == 0 || ep.Draining {
+		if version == 0 || damaged || ep.Draining {
 			continue
 		}
 		targets = append(targets, check.Target{
@@ -82,8 +82,8 @@ func (p *Plane) Targets(tx store.ReadTx, service string) ([]check.Target, error)
 func (p *Plane) SetOut(tx store.Tx, service, id string, registeredMs int64, out bool) error {
 	key := endpointKey(service, id)
 	var from statev1.EndpointState
-	version, err := store.Load(tx, key, &from)
-	if err != nil || version == 0 || from.Out == out || from.RegisteredMs != registeredMs {
+	version, damaged, err := loadOld(tx, key, &from)
+	if err != nil || version == 0 || damaged || from.Out == out || from.RegisteredMs != registeredMs {
 		return err
 	}
 	to := proto.CloneOf(&from)

@@ -81,7 +81,7 @@ func (p *Plane) SetIngress(ctx context.Context, actor string, req *donav1.SetIng
 			return refusal.New(refusal.NotFound, "there is no service %s: a flag, a policy, an artifact or an endpoint creates it", rule.Service)
 		}
 		var old statev1.IngressState
-		version, err := store.Load(tx, ingressKey(id), &old)
+		version, err := load(tx, ingressKey(id), &old)
 		if err != nil {
 			return err
 		}
@@ -154,7 +154,7 @@ func (p *Plane) Ingresses(tx store.ReadTx, service string) ([]*donav1.Ingress, e
 	var rules []*donav1.Ingress
 	for _, e := range entries {
 		var rule statev1.IngressState
-		version, err := store.Load(tx, ingressKey(e.Member), &rule)
+		version, err := load(tx, ingressKey(e.Member), &rule)
 		if errors.Is(err, store.ErrDamaged) {
 			continue // Verify names it
 		}

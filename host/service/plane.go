@@ -79,6 +79,7 @@ type change struct {
 	bytes      int
 	must       bool // a move of a rollout: never refused for the snapshot's size
 	configured bool
+	recount    bool                       // a damaged record was replaced: the numbers above are not known
 	cell       func(*statev1.ServiceHead) // moves the live counts
 }
 
@@ -86,7 +87,7 @@ type change struct {
 // what would exceed a limit. It is the one place where a version comes from.
 func (p *Plane) touch(tx store.Tx, service string, c change) error {
 	var head statev1.ServiceHead
-	version, err := store.Load(tx, headKey(service), &head)
+	version, err := load(tx, headKey(service), &head)
 	if err != nil {
 		return err
 	}
@@ -94,6 +95,13 @@ func (p *Plane) touch(tx store.Tx, service string, c change) error {
 		if err := p.create(tx, service, &head); err != nil {
 			return err
 		}
+	}
+	if c.recount {
+		if err := p.recount(tx, service, &head); err != nil {
+			return err
+		}
+		c.endpoints, c.flags, c.bytes, c.cell = 0, 0, 0, nil
+		head.LastEndpointMs = tx.Now().UnixMilli()
 	}
 	endpoints, flags, bytes := int(head.Endpoints)+c.endpoints, int(head.Flags)+c.flags, int(head.EncodedBytes)+c.bytes
 	switch {
@@ -188,7 +196,7 @@ func (p *Plane) Services(tx store.ReadTx) ([]string, error) {
 			continue
 		}
 		// A head that does not parse hides no service, its own neither.
-		if proto.Unmarshal(rec.Value, &head) != nil || !past(&head, tx.Now().UnixMilli()) {
+		if parse(keys[i], rec.Value, &head) != nil || !past(&head, tx.Now().UnixMilli()) {
 			names = append(names, entries[i].Member)
 		}
 	}
@@ -264,7 +272,7 @@ func (p *Plane) LegalEndpoints(tx store.ReadTx, service, variant string) (int, e
 		return 0, err
 	}
 	var head statev1.ServiceHead
-	if _, err := store.Load(tx, headKey(service), &head); err != nil {
+	if _, err := load(tx, headKey(service), &head); err != nil {
 		return 0, err
 	}
 	return count(&head, variant, policy.GetResidency().GetAllowedRegions()), nil
@@ -274,7 +282,7 @@ func (p *Plane) LegalEndpoints(tx store.ReadTx, service, variant string) (int, e
 // region.
 func (p *Plane) Endpoints(tx store.ReadTx, service, variant string) (int, error) {
 	var head statev1.ServiceHead
-	if _, err := store.Load(tx, headKey(service), &head); err != nil {
+	if _, err := load(tx, headKey(service), &head); err != nil {
 		return 0, err
 	}
 	return count(&head, variant, nil), nil
@@ -284,7 +292,7 @@ func (p *Plane) Endpoints(tx store.ReadTx, service, variant string) (int, error)
 // leaving the list with the last of them.
 func (p *Plane) Ensure(tx store.Tx, service string) error {
 	var head statev1.ServiceHead
-	version, err := store.Load(tx, headKey(service), &head)
+	version, err := load(tx, headKey(service), &head)
 	if err != nil || version != 0 && head.GetConfigured() {
 		return err
 	}
@@ -294,7 +302,7 @@ func (p *Plane) Ensure(tx store.Tx, service string) error {
 // Variants lists the variants with endpoints that are not draining, sorted.
 func (p *Plane) Variants(tx store.ReadTx, service string) ([]string, error) {
 	var head statev1.ServiceHead
-	if _, err := store.Load(tx, headKey(service), &head); err != nil {
+	if _, err := load(tx, headKey(service), &head); err != nil {
 		return nil, err
 	}
 	var variants []string
@@ -314,7 +322,7 @@ func (p *Plane) LegalIn(tx store.ReadTx, service, variant, region string) (endpo
 		return 0, false, err
 	}
 	var head statev1.ServiceHead
-	if _, err := store.Load(tx, headKey(service), &head); err != nil {
+	if _, err := load(tx, headKey(service), &head); err != nil {
 		return 0, false, err
 	}
 	regions := policy.GetResidency().GetAllowedRegions()
@@ -324,7 +332,7 @@ func (p *Plane) LegalIn(tx store.ReadTx, service, variant, region string) (endpo
 // Policy reads the service's policy; an empty one when none is set.
 func (p *Plane) Policy(tx store.ReadTx, service string) (*donav1.ServicePolicy, error) {
 	var rec statev1.Policy
-	if _, err := store.Load(tx, policyKey(service), &rec); err != nil {
+	if _, err := load(tx, policyKey(service), &rec); err != nil {
 		return nil, err
 	}
 	if rec.Policy == nil {

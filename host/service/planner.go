@@ -278,10 +278,10 @@ func (p *Plane) planJob(ctx context.Context, service string) (job *planJob, err 
 			j.strategy = DefaultStrategy
 		}
 		var plan statev1.PlanState
-		if j.planned, err = store.Load(tx, planKey(service), &plan); err != nil {
+		if j.planned, err = loadDerived(tx, planKey(service), &plan); err != nil {
 			return err
 		}
-		if j.claimed, err = store.Load(tx, planningKey(service), new(statev1.Planning)); err != nil {
+		if j.claimed, err = loadDerived(tx, planningKey(service), new(statev1.Planning)); err != nil {
 			return err
 		}
 		j.request = &pluginv1.CompileRequest{Scope: "service/" + service, Seed: seed(service), Previous: plan.Plan}
@@ -313,15 +313,15 @@ func (p *Plane) planJob(ctx context.Context, service string) (job *planJob, err 
 // kept out or is gone. Endpoints of a service have no configured priority.
 func (p *Plane) candidate(tx store.ReadTx, service, id string) (*pluginv1.Candidate, error) {
 	var ep statev1.EndpointState
-	if version, err := store.Load(tx, endpointKey(service, id), &ep); err != nil || version == 0 || !live(&ep) {
+	if version, damaged, err := loadOld(tx, endpointKey(service, id), &ep); err != nil || version == 0 || damaged || !live(&ep) {
 		return nil, err
 	}
 	var lease statev1.Lease
-	if _, err := store.Load(tx, leaseKey(service, id), &lease); err != nil {
+	if _, err := loadDerived(tx, leaseKey(service, id), &lease); err != nil {
 		return nil, err
 	}
 	var calls statev1.EndpointCalls
-	if _, err := store.Load(tx, callsKey(service, id), &calls); err != nil {
+	if _, err := loadDerived(tx, callsKey(service, id), &calls); err != nil {
 		return nil, err
 	}
 	recent := recentCalls(&calls, tx.Now())
@@ -388,7 +388,7 @@ func (p *Plane) claimPlan(ctx context.Context, service string, job *planJob, pro
 	err = p.store.Update(ctx, store.Soft, func(tx store.Tx) error {
 		c = planClaimed{}
 		n := new(statev1.Planning)
-		version, err := store.Load(tx, planningKey(service), n)
+		version, err := loadDerived(tx, planningKey(service), n)
 		if err != nil {
 			return err
 		}
@@ -450,12 +450,12 @@ func (p *Plane) fallBack(ctx context.Context, service string, job *planJob, caus
 func (p *Plane) putPlan(ctx context.Context, service string, job *planJob, next func(now time.Time, old *statev1.PlanState, n *statev1.Planning) *statev1.PlanState) error {
 	return p.store.Update(ctx, store.Soft, func(tx store.Tx) error {
 		var old statev1.PlanState
-		version, err := store.Load(tx, planKey(service), &old)
+		version, damaged, err := loadOld(tx, planKey(service), &old)
 		if err != nil {
 			return err
 		}
 		claim := new(statev1.Planning)
-		if _, err := store.Load(tx, planningKey(service), claim); err != nil {
+		if _, err := loadDerived(tx, planningKey(service), claim); err != nil {
 			return err
 		}
 		if version != job.planned || !proto.Equal(claim, job.claim) {
@@ -467,7 +467,7 @@ func (p *Plane) putPlan(ctx context.Context, service string, job *planJob, next 
 			return err
 		}
 		n.Plan.Generation = old.Plan.GetGeneration()
-		same := proto.Equal(old.Plan, n.Plan)
+		same := !damaged && proto.Equal(old.Plan, n.Plan)
 		if same && proto.Equal(&old, n) {
 			return nil
 		}
@@ -478,6 +478,6 @@ func (p *Plane) putPlan(ctx context.Context, service string, job *planJob, next 
 		if err := store.Save(tx, planKey(service), n); err != nil || same {
 			return err
 		}
-		return p.touch(tx, service, change{bytes: itemBytes(n.Plan) - itemBytes(old.Plan)})
+		return p.touch(tx, service, change{bytes: itemBytes(n.Plan) - itemBytes(old.Plan), recount: damaged})
 	})
 }

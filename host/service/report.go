@@ -13,6 +13,7 @@ import (
 
 	donav1 "github.com/dodona-project/dodona/proto/dona/v1"
 	statev1 "github.com/dodona-project/dodona/proto/state/v1"
+	"github.com/prometheus/client_golang/prometheus"
 	"google.golang.org/protobuf/proto"
 
 	"github.com/dodona-project/dodona/host/audit"
@@ -33,11 +34,28 @@ type Reports struct {
 	plane   *Plane
 	counter CallCounter
 	wall    func() time.Time // judges the items' times
+	dropped *prometheus.CounterVec
 }
 
-// NewReports returns the way in for reports.
-func NewReports(plane *Plane, counter CallCounter, wall func() time.Time) *Reports {
-	return &Reports{plane: plane, counter: counter, wall: wall}
+// Why an item was dropped, as the metric says it.
+const (
+	dropTime  = "time" // of a client whose clock is off, or that reports late
+	dropOther = "other"
+)
+
+// NewReports returns the way in for reports. reg may be nil.
+func NewReports(plane *Plane, counter CallCounter, wall func() time.Time, reg prometheus.Registerer) *Reports {
+	dropped := prometheus.NewCounterVec(prometheus.CounterOpts{
+		Name: "dona_report_items_dropped_total",
+		Help: "Items of reports that were not counted: time is more than 5 s ahead of this host or 5 min behind, other is all else.",
+	}, []string{"reason"})
+	for _, reason := range []string{dropTime, dropOther} {
+		dropped.WithLabelValues(reason)
+	}
+	if reg != nil {
+		reg.MustRegister(dropped)
+	}
+	return &Reports{plane: plane, counter: counter, wall: wall, dropped: dropped}
 }
 
 // CheckBatch says what is wrong with a batch as a whole. What is wrong with an
@@ -69,12 +87,13 @@ func (r *Reports) Take(ctx context.Context, actor string, b *donav1.StatsBatch) 
 		return nil, nil, err
 	}
 	wall := r.wall()
+	var dropped, offTime uint32 // here, and not when a replay was acknowledged again
 	durability := store.Soft
 	if len(b.Audits) > 0 {
 		durability = store.Hard
 	}
 	err = r.plane.store.Update(ctx, durability, func(tx store.Tx) error {
-		ack, applied = &donav1.ReportAck{AcceptedSequence: b.Sequence}, nil
+		ack, applied, dropped, offTime = &donav1.ReportAck{AcceptedSequence: b.Sequence}, nil, 0, 0
 		fence, err := session.Fence(tx, b.ReporterId, b.Sequence, digest)
 		if err != nil {
 			return err
@@ -83,16 +102,21 @@ func (r *Reports) Take(ctx context.Context, actor string, b *donav1.StatsBatch) 
 			ack.Dropped = fence.Dropped
 			return nil
 		}
-		take := taking{plane: r.plane, tx: tx, actor: actor, wall: wall, known: map[string]*statev1.ServiceHead{}}
+		take := taking{plane: r.plane, tx: tx, actor: actor, wall: wall, known: map[string]*statev1.ServiceHead{}, broken: map[string]bool{}}
 		if err := take.all(r.counter, b, fence.Gap); err != nil {
 			return err
 		}
 		ack.Dropped, applied = take.dropped, take.applied
+		dropped, offTime = take.dropped, take.offTime
 		if fence.Kind == session.Accepted && take.dropped > 0 {
 			return session.FenceDropped(tx, b.ReporterId, take.dropped)
 		}
 		return nil
 	})
+	if err == nil {
+		r.dropped.WithLabelValues(dropTime).Add(float64(offTime))
+		r.dropped.WithLabelValues(dropOther).Add(float64(dropped - offTime))
+	}
 	return ack, applied, err
 }
 
@@ -110,7 +134,9 @@ type taking struct {
 	actor   string
 	wall    time.Time
 	known   map[string]*statev1.ServiceHead // nil value = no such service
+	broken  map[string]bool                 // whether its chain takes no entry
 	dropped uint32
+	offTime uint32 // of them, those of a time that may not be
 	applied []*donav1.AppliedConfig
 }
 
@@ -140,6 +166,11 @@ func (t *taking) all(counter CallCounter, b *donav1.StatsBatch, gap uint64) erro
 		return nil
 	}
 	for _, service := range slices.Sorted(maps.Keys(services)) {
+		if broken, err := t.chainBroken(service); err != nil {
+			return err
+		} else if broken {
+			continue // a batch is of others, too
+		}
 		if err := t.plane.audit.Append(t.tx, service, audit.Entry{Kind: "stats.gap", Actor: t.actor, Detail: map[string]string{
 			"reporter_id": b.ReporterId, "missing": strconv.FormatUint(gap, 10),
 		}}); err != nil {
@@ -158,7 +189,7 @@ func (t *taking) head(service string) (*statev1.ServiceHead, error) {
 	var head *statev1.ServiceHead
 	if limits.Service(service) == nil {
 		var read statev1.ServiceHead
-		version, err := store.Load(t.tx, headKey(service), &read)
+		version, err := load(t.tx, headKey(service), &read)
 		if err != nil && !errors.Is(err, store.ErrDamaged) {
 			return nil, err
 		}
@@ -170,10 +201,29 @@ func (t *taking) head(service string) (*statev1.ServiceHead, error) {
 	return head, nil
 }
 
-// current reports whether an item's time is within what a report may name.
+// chainBroken reports whether a service's chain is damaged and takes no entry. What
+// would have to be chained is dropped then, since the batch is of others, too.
+func (t *taking) chainBroken(service string) (bool, error) {
+	if broken, seen := t.broken[service]; seen {
+		return broken, nil
+	}
+	_, _, err := t.plane.audit.Head(t.tx, service)
+	broken := errors.Is(err, store.ErrDamaged)
+	if err != nil && !broken {
+		return false, err
+	}
+	t.broken[service] = broken
+	return broken, nil
+}
+
+// current reports, once for each item, whether its time is within what a report may name.
 func (t *taking) current(unixMS int64) bool {
 	at := time.UnixMilli(unixMS)
-	return !at.After(t.wall.Add(limits.ReportAhead)) && !at.Before(t.wall.Add(-limits.ReportBehind))
+	if at.After(t.wall.Add(limits.ReportAhead)) || at.Before(t.wall.Add(-limits.ReportBehind)) {
+		t.offTime++
+		return false
+	}
+	return true
 }
 
 func (t *taking) calls(counter CallCounter, calls []*donav1.CallOutcome, services map[string]bool) error {
@@ -254,6 +304,12 @@ func (t *taking) audits(events []*donav1.AuditEvent, services map[string]bool) e
 			return err
 		}
 		if head == nil || !t.decisionHolds(e) {
+			t.dropped++
+			continue
+		}
+		if broken, err := t.chainBroken(e.Service); err != nil {
+			return err
+		} else if broken {
 			t.dropped++
 			continue
 		}

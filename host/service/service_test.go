@@ -15,6 +15,7 @@ import (
 	pluginv1 "github.com/dodona-project/dodona/proto/plugin/v1"
 	statev1 "github.com/dodona-project/dodona/proto/state/v1"
 	"github.com/hashicorp/go-hclog"
+	"github.com/prometheus/client_golang/prometheus"
 	"go.uber.org/goleak"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/structpb"
@@ -838,7 +839,8 @@ func TestReports(t *testing.T) {
 	w.register(beat("a", "v1", "eu"))
 	now := time.Now()
 	counter := &counted{}
-	reports := service.NewReports(w.plane, counter, func() time.Time { return now })
+	metrics := prometheus.NewRegistry()
+	reports := service.NewReports(w.plane, counter, func() time.Time { return now }, metrics)
 	call := func(change func(*donav1.CallOutcome)) *donav1.CallOutcome {
 		c := &donav1.CallOutcome{Service: "web", Variant: "v1", EndpointId: "a", Success: true, UnixMs: now.UnixMilli(), Code: "200"}
 		if change != nil {
@@ -863,6 +865,9 @@ func TestReports(t *testing.T) {
 		if err != nil || ack.Dropped != 1 {
 			t.Errorf("%s: %v, %v, want one dropped", name, ack, err)
 		}
+	}
+	if n, err := metrics.Gather(); err != nil || len(n) != 1 || len(n[0].Metric) != 2 || n[0].Metric[0].Counter.GetValue() != 6 || n[0].Metric[1].Counter.GetValue() != 4 {
+		t.Errorf("of %d that were dropped, 4 for their time, the metric has %v, %v", len(bad), n, err)
 	}
 	if len(counter.calls) != len(bad) {
 		t.Errorf("%d calls were counted, want %d", len(counter.calls), len(bad))
@@ -944,14 +949,19 @@ func TestPastServices(t *testing.T) {
 	if got := list(); !slices.Equal(got, []string{"kept"}) {
 		t.Errorf("a day later the services are %v", got)
 	}
-	// A head that does not parse is listed, and keeps no other.
+	// A head that does not parse, or says nothing, is listed, and keeps no other.
 	w.update(func(tx store.Tx) error {
-		if err := tx.IndexPut("services", "damaged", 0); err != nil {
-			return err
+		for name, value := range map[string][]byte{"damaged": {0xff}, "emptied": {}} {
+			if err := tx.IndexPut("services", name, 0); err != nil {
+				return err
+			}
+			if err := tx.Put("svc/"+name+"/head", value); err != nil {
+				return err
+			}
 		}
-		return tx.Put("svc/damaged/head", []byte{0xff})
+		return nil
 	})
-	if got := list(); !slices.Equal(got, []string{"damaged", "kept"}) {
+	if got := list(); !slices.Equal(got, []string{"damaged", "emptied", "kept"}) {
 		t.Errorf("with a damaged head the services are %v", got)
 	}
 	if n, err := w.plane.Collect(context.Background()); err != nil || n != 1 {

@@ -118,7 +118,7 @@ func (p *Plane) FetchShared(tx store.ReadTx, services []string) error {
 // Shared reads who may watch a service; nil when everyone may.
 func (p *Plane) Shared(tx store.ReadTx, service string) (*donav1.SharedService, error) {
 	var rec statev1.SharedState
-	version, err := store.Load(tx, sharedKey(service), &rec)
+	version, err := load(tx, sharedKey(service), &rec)
 	if err != nil || version == 0 {
 		return nil, err
 	}

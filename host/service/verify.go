@@ -74,7 +74,10 @@ func (v *verifier) read(key string, m proto.Message) (exists bool) {
 	if !rec.Exists() {
 		return false
 	}
-	if err := proto.Unmarshal(rec.Value, m); err != nil {
+	if err := parse(key, rec.Value, m); errors.Is(err, errLacking) {
+		v.problem("record %s: %v", key, errLacking)
+		return true
+	} else if err != nil {
 		v.problem("record %s does not parse as %s", key, m.ProtoReflect().Descriptor().FullName())
 		return true
 	}

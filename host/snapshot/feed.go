@@ -2,7 +2,9 @@ package snapshot
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -24,6 +26,7 @@ type feed struct {
 	watchers int // guarded by feeds.mu
 
 	applied applied
+	trouble atomic.Pointer[string] // why what is published is not all that there should be; nil = nothing
 
 	rewindMu sync.Mutex
 	rewindAt time.Time // of the last report
@@ -63,6 +66,9 @@ func (fd *feed) run(ctx context.Context) {
 			return
 		case err != nil:
 			fd.feeds.metrics.failures.Inc()
+			if errors.Is(err, store.ErrDamaged) {
+				fd.stuck(err)
+			}
 			fd.feeds.log.Error("snapshot was not published: it is tried again", "name", fd.name, "error", err, "retry", retry)
 			wait = time.NewTimer(retry)
 			retry = min(2*retry, 16*o.Retry)
@@ -174,6 +180,7 @@ func (fd *feed) build(ctx context.Context, cur *published) error {
 		return err
 	}
 	next.gap = gap
+	fd.damaged(b.Damage)
 	crash.Point("snapshot.before-publish") // committed, and no watcher knows
 	fd.current.Store(next)
 	fd.feeds.metrics.published.Inc()
@@ -184,6 +191,36 @@ func (fd *feed) build(ctx context.Context, cur *published) error {
 	}
 	return nil
 }
+
+// stuck notes that no newer version can be made.
+func (fd *feed) stuck(err error) {
+	what := "nothing is"
+	if cur := fd.current.Load(); cur != nil {
+		what = fmt.Sprintf("version %d goes on being", cur.built.Version)
+	}
+	text := fmt.Sprintf("snapshot of %s: %s given out: %v", fd.name, what, err)
+	fd.trouble.Store(&text)
+}
+
+// damaged notes which parts of what is published now could not be read.
+func (fd *feed) damaged(parts []string) {
+	if len(parts) == 0 {
+		fd.trouble.Store(nil)
+		return
+	}
+	more := ""
+	if n := len(parts) - maxDamage; n > 0 {
+		more = fmt.Sprintf("; and %d more", n)
+	}
+	text := fmt.Sprintf("snapshot of %s: given out as it was last, or left out until it is written anew: %s%s",
+		fd.name, strings.Join(parts[:min(len(parts), maxDamage)], "; "), more)
+	if old := fd.trouble.Swap(&text); old == nil || *old != text {
+		fd.feeds.log.Error("a part of a snapshot could not be read", "name", fd.name, "parts", len(parts), "first", parts[0])
+	}
+}
+
+// maxDamage is how many damaged parts an alarm names.
+const maxDamage = 5
 
 // peek reads the head and the store's revision at it.
 func (fd *feed) peek(ctx context.Context) (head Head, revision uint64, err error) {

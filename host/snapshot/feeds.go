@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 
@@ -194,6 +195,20 @@ func (f *Feeds) drop(fd *feed) bool {
 	delete(f.feeds, fd.name)
 	f.metrics.feeds.Set(float64(len(f.feeds)))
 	return true
+}
+
+// Alarms says which of the names watched here have a snapshot that is not all that it
+// should be, and why, sorted.
+func (f *Feeds) Alarms() (lines []string) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for _, fd := range f.feeds {
+		if text := fd.trouble.Load(); text != nil {
+			lines = append(lines, *text)
+		}
+	}
+	slices.Sort(lines)
+	return lines
 }
 
 func (f *Feeds) lookup(name string) (fd *feed, watchers int) {

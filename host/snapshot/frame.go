@@ -22,6 +22,9 @@ type Built struct {
 	// Weight is about how many bytes it takes to keep this version beside the one
 	// that follows. It bounds how many are kept to make deltas from.
 	Weight int
+	// Damage says of each part of it that could not be read: it is as it was last, or
+	// left out. Alarms names them.
+	Damage []string
 }
 
 // A Frame is one message to a watcher: shared by all of them and immutable.

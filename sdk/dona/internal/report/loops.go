@@ -158,6 +158,9 @@ func (r *Reporter) take() *donav1.StatsBatch {
 	return b
 }
 
+// tellPause is the least time between two warnings of what a host did not count.
+const tellPause = time.Minute
+
 // sendTimeout bounds one attempt.
 const sendTimeout = 10 * time.Second
 
@@ -179,6 +182,10 @@ func (r *Reporter) deliver(b *donav1.StatsBatch) (renamed bool) {
 			lost := min(uint64(ack.GetDropped()), items)
 			r.reported.Add(items - lost)
 			r.dropped.Add(lost)
+			if now := time.Now(); lost > 0 && now.Sub(r.told) >= tellPause {
+				r.told = now
+				r.cfg.Log.Warn("a host did not count items of a report: is this machine's clock off by more than 5 s, or their service or variant gone?", "items", lost, "of", items)
+			}
 			return false
 		}
 		if r.sendCtx.Err() != nil {

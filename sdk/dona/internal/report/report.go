@@ -72,6 +72,7 @@ type Reporter struct {
 	closeOnce  sync.Once
 	folded     chan struct{} // the folder has ended
 	sent       chan struct{} // the sender has ended
+	told       time.Time     // when it was last said that a host did not count items; of the sender alone
 	sendCtx    context.Context
 	sendCancel context.CancelCauseFunc
 }

@@ -1,6 +1,7 @@
 package report_test
 
 import (
+	"bytes"
 	"context"
 	"crypto/sha256"
 	"errors"
@@ -30,6 +31,7 @@ type inbox struct {
 	batches []*donav1.StatsBatch
 	tries   []int
 	answer  func(n int) error // to the n-th attempt, from 0
+	dropped uint32            // of each batch
 }
 
 func (i *inbox) send(_ context.Context, try int, b *donav1.StatsBatch) (*donav1.ReportAck, error) {
@@ -41,7 +43,7 @@ func (i *inbox) send(_ context.Context, try int, b *donav1.StatsBatch) (*donav1.
 			return nil, err
 		}
 	}
-	return &donav1.ReportAck{AcceptedSequence: b.Sequence}, nil
+	return &donav1.ReportAck{AcceptedSequence: b.Sequence, Dropped: i.dropped}, nil
 }
 
 func (i *inbox) all() []*donav1.StatsBatch {
@@ -207,6 +209,28 @@ func TestAnswersThatNoRetryCures(t *testing.T) {
 			})
 		})
 	}
+}
+
+// What a host did not count is said, with what it may be, and not at every batch.
+func TestSaysWhatWasNotCounted(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		box, p := &inbox{dropped: 1}, program(t)
+		var log bytes.Buffer
+		r := report.New(report.Config{Send: box.send, Interval: time.Second, Random: func() float64 { return 0.5 }, Log: slog.New(slog.NewTextHandler(&log, nil))})
+		for range 10 {
+			r.Outcome(p, 0, report.Outcome{})
+			time.Sleep(10 * time.Second)
+		}
+		if err := r.Close(t.Context()); err != nil {
+			t.Error(err)
+		}
+		if s := r.Stats(); s.Dropped != 10 || s.Reported != 0 {
+			t.Errorf("stats %+v", s)
+		}
+		if n := strings.Count(log.String(), "clock"); n != 2 || strings.Count(log.String(), "\n") != n {
+			t.Errorf("of 100 s in which nothing was counted the log says:\n%s", log.String())
+		}
+	})
 }
 
 // A flood is bounded, never blocks, and what is lost is counted.
