@@ -18,17 +18,20 @@ import (
 // parse reads a record of one of the state's messages. Bytes that parse and lack what
 // the message is about are as damaged as those that do not.
 func parse(key string, value []byte, m proto.Message) error {
-	err := proto.Unmarshal(value, m)
-	if err == nil {
+	err := errUnparsed // the parser's own words help nobody
+	if proto.Unmarshal(value, m) == nil {
 		err = whole(m)
 	}
 	if err != nil {
-		return fmt.Errorf("%w: %s does not hold: %w", store.ErrDamaged, key, err)
+		return fmt.Errorf("%w: %s: %w", store.ErrDamaged, key, err)
 	}
 	return nil
 }
 
-var errLacking = errors.New("it lacks what it is about")
+var (
+	errUnparsed = errors.New("it does not parse")
+	errLacking  = errors.New("it lacks what it is about")
+)
 
 func whole(m proto.Message) error {
 	switch s := m.(type) {
