@@ -80,6 +80,7 @@ var jobs = []job{
 	{"flag", "one flag of a hundred: a targeting rule and a bucket, the evaluation alone", flagJob},
 	{"outcomes", "how one call went, on its way to a host", outcomesJob},
 	{"snapshot", "a full snapshot of about 78 KB, one change, a burst, to 1,000 watchers in another process", snapshotJob},
+	{"memory", "what an idle watcher takes of the heap, 10,000 of them in another process", memoryRows},
 	{"store", "compare-and-set of a record of 256 bytes, durable", storeJob},
 	{"redis", "compare-and-set of a record of 256 bytes on a Redis server", redisJob},
 	{"plugin", "a unary call of 128 bytes to a plugin process over a unix socket; starts, memory, instances", pluginJob},

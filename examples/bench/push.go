@@ -34,7 +34,7 @@ type pusher struct {
 	change  func(n int) (version uint64, err error) // changes one endpoint
 	readers versionReaders
 	close   func()
-	each    float64 // bytes of heap that one idle watcher takes
+	each    float64 // bytes of heap that an idle watcher takes
 }
 
 // push measures one change, from before it is made until every watcher has it:
@@ -69,26 +69,26 @@ func (p *pusher) burst(n int) (all, ms float64, err error) {
 // side is one way to push, measured by turns with the others.
 type side struct {
 	name string
-	open func(resources, each int) (*pusher, error) // each: endpoints of a resource, where there are such
+	open func(watchers, resources, each int) (*pusher, error) // each: endpoints of a resource, where there are such
 }
 
 var (
-	oursDelta = side{"ours", func(n, each int) (*pusher, error) { return newDodona(n*each, true) }}
-	oursFull  = side{"ours, whole snapshots", func(n, each int) (*pusher, error) { return newDodona(n*each, false) }}
-	peerDelta = side{"go-control-plane, linear cache, delta", func(n, each int) (*pusher, error) { return newLinear(n, each) }}
-	peerTuned = side{"the same at our transport options", func(n, each int) (*pusher, error) {
-		return newLinear(n, each, snapshot.ServerOptions()[1:]...)
+	oursDelta = side{"ours", func(w, n, each int) (*pusher, error) { return newDodona(w, n*each, true) }}
+	oursFull  = side{"ours, whole snapshots", func(w, n, each int) (*pusher, error) { return newDodona(w, n*each, false) }}
+	peerDelta = side{"go-control-plane, linear cache, delta", func(w, n, each int) (*pusher, error) { return newLinear(w, n, each) }}
+	peerTuned = side{"the same at our transport options", func(w, n, each int) (*pusher, error) {
+		return newLinear(w, n, each, snapshot.ServerOptions()[1:]...)
 	}}
 	peerFull = side{"go-control-plane, snapshot cache", newSnapshots}
 )
 
-type pushed struct{ cpu, ms, burstCPU, burstMS, heap float64 }
+type pushed struct{ cpu, ms, burstCPU, burstMS float64 }
 
 // measurePushes opens all sides and takes turns; bursts only when asked.
 func measurePushes(resources, each int, bursts bool, sides ...side) (medians []pushed, err error) {
 	pushers := make([]*pusher, len(sides))
 	for i, s := range sides {
-		if pushers[i], err = s.open(resources, each); err != nil {
+		if pushers[i], err = s.open(watchers, resources, each); err != nil {
 			return nil, fmt.Errorf("%s: %w", s.name, err)
 		}
 		defer pushers[i].close()
@@ -117,7 +117,7 @@ func measurePushes(resources, each int, bursts bool, sides ...side) (medians []p
 	}
 	medians = make([]pushed, len(sides))
 	for i, a := range all {
-		medians[i] = pushed{cpu: median(a[0]), ms: median(a[1]), heap: pushers[i].each}
+		medians[i] = pushed{cpu: median(a[0]), ms: median(a[1])}
 		if bursts {
 			medians[i].burstCPU, medians[i].burstMS = median(a[2]), median(a[3])
 		}
@@ -125,9 +125,46 @@ func measurePushes(resources, each int, bursts bool, sides ...side) (medians []p
 	return medians, nil
 }
 
-// pushRows measures what a change, a burst and an idle watcher cost.
+// idleWatchers is at how many the memory of a watcher is measured.
+const idleWatchers = 10_000
+
+// memoryRows measures what an idle watcher takes, each with a connection of its own.
+func memoryRows() (rows []row, err error) {
+	const unit = "B of heap a watcher"
+	heap := func(s side, resources int) (float64, error) {
+		p, err := s.open(idleWatchers, resources, 1)
+		if err != nil {
+			return 0, fmt.Errorf("%d watchers of %s: %w", idleWatchers, s.name, err)
+		}
+		defer p.close()
+		return p.each, nil
+	}
+	var small float64
+	for _, c := range []struct {
+		resources int
+		limit     float64
+	}{{200, 0.35}, {2000, 0.1}} {
+		ours, err := heap(oursDelta, c.resources)
+		if err != nil {
+			return nil, err
+		}
+		peer, err := heap(peerDelta, c.resources)
+		if err != nil {
+			return nil, err
+		}
+		rows = append(rows, row{fmt.Sprintf("one of %d idle watchers of %d resources", idleWatchers, c.resources), ours, peer, unit, peerDelta.name, c.limit, false, nil})
+		if small == 0 {
+			small = ours
+		} else {
+			rows = append(rows, row{"the same, beside one of 200", ours, small, unit, "ours at 200", 1.05, false, nil})
+		}
+	}
+	return rows, nil
+}
+
+// pushRows measures what a change and a burst cost.
 func pushRows() (rows []row, err error) {
-	const cpuUnit, msUnit, heapUnit = "µs CPU a watcher", "ms until all have it", "B of heap a watcher"
+	const cpuUnit, msUnit = "µs CPU a watcher", "ms until all have it"
 	m, err := measurePushes(200, 10, true, oursDelta, peerDelta, peerTuned)
 	if err != nil {
 		return nil, err
@@ -140,21 +177,17 @@ func pushRows() (rows []row, err error) {
 		row{"the same", ours.ms, peer.ms, msUnit, peerDelta.name, 0, false, nil},
 		row{"a burst of 200 changes at 1 kHz", ours.burstCPU, peer.burstCPU, "ms CPU", peerDelta.name, 0.6, false, nil},
 		row{"the same", ours.burstMS, peer.burstMS, "ms from the last until all have it", peerDelta.name, 0.6, false, nil},
-		row{"an idle watcher of 2,000 endpoints", ours.heap, peer.heap, heapUnit, peerDelta.name, 0, false, nil},
 	)
 	if m, err = measurePushes(2000, 1, false, oursDelta, peerDelta); err != nil {
 		return nil, err
 	}
 	rows = append(rows,
-		row{"one of 2,000 resources changes", m[0].cpu, m[1].cpu, cpuUnit, peerDelta.name + ", 2,000 × 1", 0.12, false, nil},
-		row{"an idle watcher of 2,000 resources", m[0].heap, m[1].heap, heapUnit, peerDelta.name, 0.1, false, nil})
-	if m, err = measurePushes(200, 1, false, oursDelta, peerDelta); err != nil {
+		row{"one of 2,000 resources changes", m[0].cpu, m[1].cpu, cpuUnit, peerDelta.name + ", 2,000 × 1", 0.12, false, nil})
+	if m, err = measurePushes(200, 1, false, oursDelta); err != nil {
 		return nil, err
 	}
 	rows = append(rows,
-		row{"one of 2,000 endpoints changes, beside one of 200", large.cpu, m[0].cpu, cpuUnit, "ours at 200", 1.25, false, nil},
-		row{"an idle watcher of 200 resources", m[0].heap, m[1].heap, heapUnit, peerDelta.name, 0.35, false, nil},
-		row{"an idle watcher of 2,000 endpoints, beside one of 200", large.heap, m[0].heap, heapUnit, "ours at 200", 1.05, false, nil})
+		row{"one of 2,000 endpoints changes, beside one of 200", large.cpu, m[0].cpu, cpuUnit, "ours at 200", 1.25, false, nil})
 	if m, err = measurePushes(200, 10, false, oursFull, peerFull); err != nil {
 		return nil, err
 	}
@@ -165,7 +198,7 @@ func pushRows() (rows []row, err error) {
 		row{"the same", ours.ms, m[0].ms, msUnit, oursFull.name, 0, false, nil}), nil
 }
 
-func newDodona(endpoints int, delta bool) (*pusher, error) {
+func newDodona(watchers, endpoints int, delta bool) (*pusher, error) {
 	d, err := newDeployment(endpoints)
 	if err != nil {
 		return nil, err
@@ -208,7 +241,7 @@ func assignment(i, each, port int) *endpointv3.ClusterLoadAssignment {
 	return &endpointv3.ClusterLoadAssignment{ClusterName: fmt.Sprintf("checkout-%05d", i), Endpoints: []*endpointv3.LocalityLbEndpoints{lb}}
 }
 
-func newLinear(resources, each int, options ...grpc.ServerOption) (*pusher, error) {
+func newLinear(watchers, resources, each int, options ...grpc.ServerOption) (*pusher, error) {
 	initial := map[string]types.Resource{}
 	for i := range resources {
 		a := assignment(i, each, 8080)
@@ -230,7 +263,7 @@ func newLinear(resources, each int, options ...grpc.ServerOption) (*pusher, erro
 	return p, nil
 }
 
-func newSnapshots(resources, each int) (*pusher, error) {
+func newSnapshots(watchers, resources, each int) (*pusher, error) {
 	cache := cachev3.NewSnapshotCache(false, cachev3.IDHash{}, nil)
 	all := make([]types.Resource, resources)
 	for i := range all {
