@@ -86,7 +86,15 @@ if seq == 0 then
 end
 
 for i = 0, nindexes - 1 do call('ZCARD', KEYS[firstindex + i]) end
-for i = 0, nlogs - 1 do call('XLEN', KEYS[firstlog + i]) end
+if nlogs > 0 then -- an entry above the head would refuse those that follow it
+  local a = arg + nputs
+  for i = 1, nindexes do a = a + 2 + 2 * ARGV[a] + ARGV[a + 1] end
+  for i = 0, nlogs - 1 do
+    local ahead = call('XRANGE', KEYS[firstlog + i], ARGV[a + 2] .. '-0', '+', 'COUNT', 1)[1]
+    if ahead then return redis.error_reply('LOGAHEAD ' .. KEYS[firstlog + i] .. ' has the entry ' .. ahead[1]) end
+    a = a + 3 + ARGV[a + 1]
+  end
+end
 if nlogs > 0 then call('HLEN', heads) end
 
 -- The first write is one that a full server refuses, so that it refuses all.

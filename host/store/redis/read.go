@@ -97,7 +97,7 @@ func parseAnswer(q *store.Query, r reply) (*store.Answer, error) {
 	var err error
 	for i, key := range q.Records {
 		if a.Records[key], err = parseRecord(lists[0][i]); err != nil {
-			return nil, err
+			return nil, fmt.Errorf("%w, at the record key %q", err, key)
 		}
 	}
 	for i, log := range q.Heads {

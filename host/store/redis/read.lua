@@ -13,7 +13,9 @@ for i = 0, nrecords - 1, chunk do
   for j = 1, #got do
     records[i + j] = got[j]
     -- MGET takes a key of another type for one that is not there.
-    if not got[j] and call('EXISTS', KEYS[2 + i + j]) == 1 then call('GETRANGE', KEYS[2 + i + j], 0, 0) end
+    if not got[j] and call('EXISTS', KEYS[2 + i + j]) == 1 then
+      return redis.error_reply('WRONGTYPE ' .. KEYS[2 + i + j] .. ' is no string')
+    end
   end
 end
 for i = 1, nheads do heads[i] = call('HGET', KEYS[2], arg()) or '0' end

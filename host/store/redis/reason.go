@@ -38,6 +38,7 @@ var faults = []fault{
 	{"MASTERDOWN", store.ErrUnavailable, "the server is a replica without a master; the new master is looked for", true, true},
 	{"NOREPLICAS", store.ErrUnavailable, "the server wants more replicas before it takes a write; leave its min-replicas-to-write at 0", false, false},
 	{"WRONGTYPE", store.ErrForeign, "a key of ours has another type, so another program writes it; see which keys begin with our tag", false, false},
+	{"LOGAHEAD", store.ErrForeign, "a log of ours has entries that its head does not count, so another program has changed our keys", false, false},
 	{"CLUSTERDOWN", store.ErrUnavailable, "the Cluster is down or does not serve our slot; wait for its fail-over", true, true},
 	{"MOVED", store.ErrUnavailable, "our slot has moved; its new master is looked for", true, true},
 	{"ASK", store.ErrUnavailable, "our slot is moving; wait", true, true},

@@ -138,6 +138,56 @@ func TestNewHostAfterALoss(t *testing.T) {
 	}
 }
 
+// What another program does to our keys is told with the key, and nothing is done by
+// halves: a commit that cannot append its audit entry writes nothing else either.
+func TestChangedKeys(t *testing.T) {
+	server := redistest.Start(t, redistest.Safe...)
+	for _, tt := range []struct {
+		name, want string
+		do         func(prefix string)
+	}{
+		{"the heads are gone", "entries that its head does not count", func(p string) { server.Do("DEL", p+"heads") }},
+		{"an entry above the head", "l:audit", func(p string) { server.Do("XADD", p+"l:audit", "7-0", "p", "x") }},
+		{"a log of another type", "another type", func(p string) { server.Do("DEL", p+"l:audit"); server.Do("SET", p+"l:audit", "x") }},
+		{"a record of another type", "r:k is no string", func(p string) { server.Do("DEL", p+"r:k"); server.Do("LPUSH", p+"r:k", "x") }},
+		{"a record without a version", `at the record key "k"`, func(p string) { server.Do("SET", p+"r:k", "abc") }},
+	} {
+		o := options(t, url(server), newCluster())
+		write := func(s store.Store, value string) error {
+			return s.Update(t.Context(), store.Hard, func(tx store.Tx) error {
+				if _, err := tx.Get("k"); err != nil {
+					return err
+				}
+				for _, key := range []string{"k", "l"} {
+					if err := tx.Put(key, []byte(value)); err != nil {
+						return err
+					}
+					if err := tx.IndexPut("i", key, 1); err != nil {
+						return err
+					}
+				}
+				_, err := tx.Append("audit", []byte(value))
+				return err
+			})
+		}
+		s := open(t, o)
+		must(t, write(s, "old"))
+		must(t, s.Close())
+		tt.do("{dona:" + o.Target.Cluster + "}:")
+		s = open(t, o)
+		before := revision(t, s)
+		if err := write(s, "new"); !errors.Is(err, store.ErrForeign) || !strings.Contains(err.Error(), tt.want) {
+			t.Errorf("%s: a write: %v", tt.name, err)
+		}
+		if v, err := get(s, "l"); err != nil || v != "old" {
+			t.Errorf("%s: half a write: %q, %v", tt.name, v, err)
+		}
+		if now := revision(t, s); now != before {
+			t.Errorf("%s: the revision went from %d to %d", tt.name, before, now)
+		}
+	}
+}
+
 // A generation record with numbers that nobody has written is foreign, and good again
 // when it was adopted.
 func TestAbsurdRecord(t *testing.T) {
