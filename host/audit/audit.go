@@ -19,17 +19,18 @@ import (
 	statev1 "github.com/dodona-project/dodona/proto/state/v1"
 
 	"github.com/dodona-project/dodona/host/store"
+	"github.com/dodona-project/dodona/sdk/attest"
 )
 
 // Chains that belong to no service.
 const (
-	HostChain = "@host" // plugins, identities, the clock
-	PoolChain = "@pool" // the egress plane
+	HostChain = attest.HostChain // plugins, identities, the clock
+	PoolChain = attest.PoolChain // the egress plane
 )
 
 const (
 	// MaxLine is the most bytes an entry's line may have.
-	MaxLine = 64 << 10
+	MaxLine = attest.MaxLine
 	// MaxEvidence is the most bytes of one piece of evidence.
 	MaxEvidence = 64 << 10
 )
@@ -73,7 +74,7 @@ func New(trustDomain string) *Log { return &Log{trustDomain: trustDomain} }
 
 // Genesis is the hash that seq 1 of a chain names as its previous one.
 func (l *Log) Genesis(chain string) [32]byte {
-	return sha256.Sum256([]byte("dona-audit-v1|" + l.trustDomain + "|" + chain))
+	return attest.Genesis(l.trustDomain, chain)
 }
 
 // Append adds an entry to chain inside tx. It fails, and with it the whole
@@ -142,7 +143,7 @@ func (l *Log) Head(tx store.ReadTx, chain string) (seq uint64, hash [32]byte, er
 // Check re-reads a whole chain and re-computes every hash. An [ErrBroken] names the
 // first entry that does not hold; any other error is the store's.
 func (l *Log) Check(tx store.ReadTx, chain string) (entries uint64, err error) {
-	v := *NewVerifier(l.trustDomain, chain)
+	v := *attest.NewChain(l.trustDomain, chain)
 	for done := false; !done; {
 		if v, done, err = l.CheckOn(tx, chain, v, 10_000); err != nil {
 			return v.Seq(), err
@@ -154,7 +155,7 @@ func (l *Log) Check(tx store.ReadTx, chain string) (entries uint64, err error) {
 // CheckOn checks up to limit entries of a chain that follow what v has seen, and
 // returns where it then is; done when that is the head. So a long chain can be
 // checked in many short transactions while it grows.
-func (l *Log) CheckOn(tx store.ReadTx, chain string, v Verifier, limit int) (next Verifier, done bool, err error) {
+func (l *Log) CheckOn(tx store.ReadTx, chain string, v attest.Chain, limit int) (next attest.Chain, done bool, err error) {
 	headSeq, headHash, err := l.Head(tx, chain)
 	if err != nil {
 		return v, false, err
@@ -165,7 +166,7 @@ func (l *Log) CheckOn(tx store.ReadTx, chain string, v Verifier, limit int) (nex
 	}
 	for _, line := range lines {
 		if err := v.Add(line.Payload); err != nil {
-			return v, false, broken{err}
+			return v, false, broken{fmt.Errorf("audit: %w", err)}
 		}
 	}
 	if len(lines) == limit {

@@ -13,6 +13,7 @@ import (
 	"github.com/dodona-project/dodona/host/audit"
 	"github.com/dodona-project/dodona/host/service"
 	"github.com/dodona-project/dodona/host/store"
+	"github.com/dodona-project/dodona/sdk/attest"
 )
 
 // MaxProblems bounds the problems of a Report.
@@ -81,9 +82,9 @@ func Run(ctx context.Context, st store.Store, trustDomain string) (Report, error
 const pageLen = 1000
 
 func (r *Report) chain(ctx context.Context, st store.Store, log *audit.Log, trustDomain, chain string) error {
-	v := *audit.NewVerifier(trustDomain, chain)
+	v := *attest.NewChain(trustDomain, chain)
 	for done := false; !done; {
-		var next audit.Verifier
+		var next attest.Chain
 		err := st.View(ctx, func(tx store.ReadTx) (err error) {
 			next, done, err = log.CheckOn(tx, chain, v, pageLen)
 			return err
