@@ -54,6 +54,7 @@ type Host struct {
 
 	store    store.Store
 	ledger   *audit.Log
+	signer   *audit.Signer
 	plane    *service.Plane
 	plugins  *plugins.Host
 	sessions *session.Registry
@@ -114,6 +115,9 @@ func New(c *config.Config, log hclog.Logger) (h *Host, err error) {
 }
 
 func (h *Host) wire() (err error) {
+	if err := h.openSigner(context.Background()); err != nil {
+		return err
+	}
 	h.strategy = newStrategies(h.plugins)
 	measure := analysis.New(h.plugins)
 
@@ -160,8 +164,9 @@ func (h *Host) wire() (err error) {
 	})
 	h.control = &api.ControlPlane{
 		Store: h.store, Audit: h.ledger, Plane: h.plane, Sessions: h.sessions, Feeds: h.feeds, Rollouts: h.rollouts, Delivery: h.delivery,
-		Reports: service.NewReports(h.plane, h.rollouts, time.Now),
-		Checks:  h.checks, Strategy: h.strategy.check, Probe: probes.check, Wall: time.Now, Stopping: h.stopping,
+		Reports:  service.NewReports(h.plane, h.rollouts, time.Now),
+		Attester: &audit.Attester{Store: actions, Log: h.ledger, Signer: h.signer},
+		Checks:   h.checks, Strategy: h.strategy.check, Probe: probes.check, Wall: time.Now, Stopping: h.stopping,
 	}
 	h.grpc, err = api.New(api.Options{
 		Dev: h.config.Dev, Health: h.health, Logger: h.log.Named("api"), Registerer: h.metrics,
@@ -233,6 +238,7 @@ func (h *Host) Run(ctx context.Context) error {
 	loop("gap", h.closeGap)
 	loop("members", h.beMember)
 	loop("adoptions", h.recordAdoptions)
+	loop("attestation key", h.recordSigner)
 	go func() { failed <- h.grpc.Serve(h.grpcListener) }()
 	go func() { failed <- h.http.Serve(h.httpListener) }()
 	if err := h.announce(); err != nil {

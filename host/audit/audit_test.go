@@ -21,6 +21,10 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
+func chainHead(seq uint64, hash [32]byte) *statev1.ChainHead {
+	return &statev1.ChainHead{Seq: seq, Hash: hash[:]}
+}
+
 func open(t *testing.T) (*embedded.Store, *audit.Log) {
 	st := embedded.OpenMemory(embedded.Options{})
 	t.Cleanup(func() { _ = st.Close() })

@@ -33,6 +33,7 @@ type Config struct {
 	Redis           redis.Target
 	RedisReplicas   int // that hard writes wait for
 	TrustDomain     string
+	AttestationKey  string // file of the key that reports are signed with; empty = in DataDir
 	LogLevel        string
 	LogJSON         bool
 
@@ -140,6 +141,9 @@ func Settings() []Setting {
 				c.TrustDomain = v
 				return nil
 			}},
+		{Key: "audit.key_file", Flag: "attestation-key", Default: "",
+			Help: "file of mode 0600 with the key that attestations are signed with; without it, attestation.key in the data directory, made at the first start",
+			set:  text(func(c *Config) *string { return &c.AttestationKey })},
 		{Key: "log.level", Flag: "log-level", Default: "info",
 			Help: "trace, debug, info, warn or error",
 			set: func(c *Config, v string) error {
@@ -215,6 +219,11 @@ func (c *Config) check(where func(key string) string) (problems []Problem) {
 			add("plugins.dir", "is %q: %s; make it, or leave the setting out", short(c.PluginDir), unwrapped(err))
 		case !info.IsDir():
 			add("plugins.dir", "is %q: it is not a directory", short(c.PluginDir))
+		}
+	}
+	if c.AttestationKey != "" {
+		if _, err := os.Stat(c.AttestationKey); err != nil {
+			add("audit.key_file", "is %q: %s; name the key that the hosts of this store share, or leave the setting out", short(c.AttestationKey), unwrapped(err))
 		}
 	}
 	problems = append(problems, c.checkStore(where)...)

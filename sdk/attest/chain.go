@@ -3,6 +3,7 @@ package attest
 import (
 	"bytes"
 	"crypto/sha256"
+	"encoding/hex"
 	"encoding/json"
 	"fmt"
 	"strings"
@@ -76,6 +77,24 @@ func (c *Chain) add(raw []byte) (line, error) {
 	}
 	c.seq, c.hash = l.seq, sha256.Sum256(raw)
 	return l, nil
+}
+
+// An Entry is what whoever looks through a chain wants to know of an entry.
+type Entry struct {
+	Seq    uint64
+	TimeMS int64
+	Kind   string
+	Actor  string
+	Prev   [32]byte // hash of the entry before
+}
+
+// ParseEntry reads one line, which must be laid out as an entry.
+func ParseEntry(raw []byte) (Entry, error) {
+	l, err := parseLine(raw)
+	if err != nil {
+		return Entry{}, err
+	}
+	return Entry{l.seq, l.timeMS, l.plain(l.kind), l.plain(l.actor), [32]byte(must(hex.DecodeString(string(l.prev))))}, nil
 }
 
 // A Fault is the first thing found that does not hold.

@@ -15,8 +15,10 @@ import (
 // and hold text as JSON has it, escapes included.
 type line struct {
 	seq     uint64
+	timeMS  int64
 	service []byte
 	kind    []byte
+	actor   []byte
 	detail  []byte // the members, without braces
 	prev    []byte // 64 hex digits
 	escapes bool   // a text may hold escapes
@@ -37,13 +39,13 @@ func parseLine(raw []byte) (line, error) {
 	p.word(`{"v":"` + Format + `","seq":`)
 	l.seq = p.number()
 	p.word(`,"time_ms":`)
-	p.signed()
+	l.timeMS = p.signed()
 	p.word(`,"service":`)
 	l.service = p.text()
 	p.word(`,"kind":`)
 	l.kind = p.text()
 	p.word(`,"actor":`)
-	p.text()
+	l.actor = p.text()
 	p.word(`,"detail":{`)
 	l.detail = p.members()
 	p.word(`},"evidence":[`)
@@ -144,13 +146,17 @@ func (p *parser) number() (n uint64) {
 	return n
 }
 
-func (p *parser) signed() {
+func (p *parser) signed() int64 {
+	sign := int64(1)
 	if p.peek('-') {
 		p.at++
+		sign = -1
 	}
-	if n := p.number(); n > math.MaxInt64 {
+	n := p.number()
+	if n > math.MaxInt64 {
 		p.fail("has a number that is too large")
 	}
+	return sign * int64(n)
 }
 
 // text reads a JSON string and returns what is between its quotes.

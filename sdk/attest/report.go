@@ -60,6 +60,32 @@ type Older struct {
 	Segments string `json:"segments"` // folder with the files, below the host's data directory
 }
 
+// Complete fills in what the entries themselves say, LastSeq, LastHash and Gaps,
+// once FirstSeq, FirstPrev and Entries are set. It checks that they are a chain; an
+// error is a [*Fault].
+func (r *Report) Complete() error {
+	if len(r.Entries) == 0 {
+		return nil
+	}
+	r.LastSeq, r.Gaps = r.FirstSeq+uint64(len(r.Entries))-1, 0
+	prev, err := hex.DecodeString(r.FirstPrev)
+	if err != nil || len(prev) != hashLen {
+		return &Fault{Chain: r.Service, Seq: r.FirstSeq, Cause: "has no hash before it"}
+	}
+	chain, counts := ChainAfter(r.Service, r.FirstSeq-1, [32]byte(prev)), newDecisions()
+	for _, raw := range r.Entries {
+		l, err := chain.add(raw)
+		if err != nil {
+			return err
+		}
+		lost, _ := counts.add(&l) // a call allowed where none may be is for the verifier to tell
+		r.Gaps += lost
+	}
+	hash := chain.Hash()
+	r.LastHash = hex.EncodeToString(hash[:])
+	return nil
+}
+
 const (
 	entriesBegin = "\"entries\":[\n"
 	entriesEnd   = "]}\n"

@@ -276,7 +276,7 @@ func checkHead(r *Report) error {
 		return bad("the chain is empty and its head is not its beginning, %x", genesis)
 	case r.NextSeq != 0 && (r.NextSeq != r.LastSeq+1 || r.NextSeq > r.Head.Seq):
 		return bad("next_seq is %d, after last_seq %d with head %d", r.NextSeq, r.LastSeq, r.Head.Seq)
-	case r.NextSeq == 0 && r.ToUnix == 0 && len(r.Entries) > 0 && r.LastSeq != r.Head.Seq:
+	case r.NextSeq == 0 && r.FromUnix == 0 && r.ToUnix == 0 && len(r.Entries) > 0 && r.LastSeq != r.Head.Seq:
 		return bad("the tail is cut: asked was for all up to now, it ends at entry %d, and the head is %d", r.LastSeq, r.Head.Seq)
 	case r.Older != nil && (!isHash([]byte(r.Older.LastHash)) || len(r.Entries) > 0 && r.FirstSeq <= r.Older.LastSeq):
 		return bad("older names entry %d with hash %.80q, and the first here is %d", r.Older.LastSeq, r.Older.LastHash, r.FirstSeq)
