@@ -86,7 +86,7 @@ func TestDemo(t *testing.T) {
 	if err != nil {
 		t.Fatalf("dona demo: %v\n%s", err, out)
 	}
-	for _, word := range []string{"PROMOTED", "ROLLED_BACK", "HOLDING", "failed requests: 0 of ", "every process has ended"} {
+	for _, word := range []string{"PROMOTED", "ROLLED_BACK", "HOLDING", "failed requests: 0 of ", "the signed attestation of all this verifies", "one changed byte is caught", "every process has ended"} {
 		if !bytes.Contains(out, []byte(word)) {
 			t.Errorf("the demo does not say %q:\n%s", word, out)
 		}
