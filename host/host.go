@@ -55,6 +55,7 @@ type Host struct {
 	store    store.Store
 	ledger   *audit.Log
 	signer   *audit.Signer
+	scrub    *audit.Scrub
 	plane    *service.Plane
 	plugins  *plugins.Host
 	sessions *session.Registry
@@ -123,6 +124,11 @@ func (h *Host) wire() (err error) {
 
 	actions := audit.Guard(h.store) // what acts goes through here
 	h.plane = service.New(actions, h.ledger, h.id)
+	if h.scrub, err = audit.NewScrub(audit.ScrubOptions{
+		Store: h.store, Log: h.ledger, Chains: h.plane.Services, Logger: h.log.Named("audit"), Registerer: h.metrics,
+	}); err != nil {
+		return err
+	}
 	h.planner = service.NewPlanner(h.plane, h.strategy, h.log.Named("planner"))
 	h.checks = check.New(check.Options{
 		Store: h.store, Planes: map[string]check.Plane{service.CheckPlane: h.plane},
@@ -239,6 +245,7 @@ func (h *Host) Run(ctx context.Context) error {
 	loop("members", h.beMember)
 	loop("adoptions", h.recordAdoptions)
 	loop("attestation key", h.recordSigner)
+	loop("scrub", h.scrub.Run)
 	go func() { failed <- h.grpc.Serve(h.grpcListener) }()
 	go func() { failed <- h.http.Serve(h.httpListener) }()
 	if err := h.announce(); err != nil {

@@ -318,6 +318,9 @@ func (l *Log) Older(tx store.ReadTx, chain string) (*attest.Older, error) {
 	if err != nil || version == 0 {
 		return nil, err
 	}
+	if len(moved.GetLastHash()) != sha256.Size {
+		return nil, broken{fmt.Errorf("audit: chain %s: the record of its segment files has no hash", chain)}
+	}
 	return &attest.Older{LastSeq: moved.GetLastSeq(), LastHash: hex.EncodeToString(moved.GetLastHash()), Segments: SegmentFolder(chain)}, nil
 }
 

@@ -62,10 +62,11 @@ type Evidence struct {
 	Data []byte // at most MaxEvidence bytes
 }
 
-// Log appends to the chains of one trust domain. Safe for concurrent use: it
-// holds no state of its own.
+// Log appends to the chains of one trust domain. Safe for concurrent use. It knows
+// nothing of the chains but which of them a [Scrub] has found damaged.
 type Log struct {
 	trustDomain string
+	damage      damage
 }
 
 // New returns the log of a trust domain. The domain is part of each chain's
@@ -78,10 +79,13 @@ func (l *Log) Genesis(chain string) [32]byte {
 }
 
 // Append adds an entry to chain inside tx. It fails, and with it the whole
-// transaction, when the entry is not of a known form (ErrRefused) or when the
-// store does.
+// transaction, when the entry is not of a known form (ErrRefused), when the store
+// does, or when the entry is of a control action and the chain is damaged.
 func (l *Log) Append(tx store.Tx, chain string, e Entry) error {
 	if err := check(chain, e); err != nil {
+		return err
+	}
+	if goOn, err := l.admit(chain, e.Kind); err != nil || !goOn {
 		return err
 	}
 	var head statev1.ChainHead
@@ -143,13 +147,26 @@ func (l *Log) Head(tx store.ReadTx, chain string) (seq uint64, hash [32]byte, er
 // Check re-reads a whole chain and re-computes every hash. An [ErrBroken] names the
 // first entry that does not hold; any other error is the store's.
 func (l *Log) Check(tx store.ReadTx, chain string) (entries uint64, err error) {
-	v := *attest.NewChain(l.trustDomain, chain)
+	v, err := l.Start(tx, chain)
+	if err != nil {
+		return 0, err
+	}
 	for done := false; !done; {
 		if v, done, err = l.CheckOn(tx, chain, v, 10_000); err != nil {
 			return v.Seq(), err
 		}
 	}
 	return v.Seq(), nil
+}
+
+// Start returns a chain as it begins in the store: before entry 1, or after the
+// last entry that moved to segment files.
+func (l *Log) Start(tx store.ReadTx, chain string) (attest.Chain, error) {
+	older, err := l.Older(tx, chain)
+	if err != nil || older == nil {
+		return *attest.NewChain(l.trustDomain, chain), err
+	}
+	return *attest.ChainAfter(chain, older.LastSeq, [32]byte(must(hex.DecodeString(older.LastHash)))), nil
 }
 
 // CheckOn checks up to limit entries of a chain that follow what v has seen, and

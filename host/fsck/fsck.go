@@ -71,7 +71,7 @@ func Run(ctx context.Context, st store.Store, trustDomain string) (Report, error
 		}
 	}
 	for _, chain := range append([]string{audit.HostChain, audit.PoolChain}, services...) {
-		if err := r.chain(ctx, st, log, trustDomain, chain); err != nil {
+		if err := r.chain(ctx, st, log, chain); err != nil {
 			return r, fmt.Errorf("audit chain %s: %w", chain, err)
 		}
 	}
@@ -81,8 +81,15 @@ func Run(ctx context.Context, st store.Store, trustDomain string) (Report, error
 // pageLen is how many entries of a chain one transaction reads.
 const pageLen = 1000
 
-func (r *Report) chain(ctx context.Context, st store.Store, log *audit.Log, trustDomain, chain string) error {
-	v := *attest.NewChain(trustDomain, chain)
+func (r *Report) chain(ctx context.Context, st store.Store, log *audit.Log, chain string) error {
+	var v attest.Chain
+	err := st.View(ctx, func(tx store.ReadTx) (err error) {
+		v, err = log.Start(tx, chain)
+		return err
+	})
+	if err != nil {
+		return err
+	}
 	for done := false; !done; {
 		var next attest.Chain
 		err := st.View(ctx, func(tx store.ReadTx) (err error) {

@@ -45,9 +45,9 @@ func (s *stage) attestation(ctx context.Context) error {
 	f := &attested{told: map[string]bool{}}
 	s.facts.attested = f
 	result, err := attest.Verify(pages, o)
-	if f.err = err; err != nil {
-		s.story.tell("%s", s.story.style.Bad("the attestation does not verify: "+err.Error()))
-		return nil
+	if err != nil {
+		f.err = err
+		return fmt.Errorf("the attestation does not verify: %w", err)
 	}
 	f.entries = result.Entries
 	r, err := attest.Parse(pages[0].Report)
