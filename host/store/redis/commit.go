@@ -19,7 +19,7 @@ type commit struct {
 	u        *store.Union
 	keys     []string
 	args     []any
-	counts   [9]uint32 // see commit.lua
+	counts   [10]uint32 // see commit.lua
 	deadline time.Time
 	writes   bool
 	seq      uint64 // number that it was sent under
@@ -253,7 +253,7 @@ func (c *commit) encode() {
 			lastHard = i + 1
 		}
 	}
-	for i, n := range []int{len(u.Txs), lastHard, len(u.Reads), len(u.Heads), w.puts, len(w.records) - w.puts, len(w.indexes), len(w.logs)} {
+	for i, n := range []int{len(u.Txs), lastHard, len(u.Reads), len(u.Heads), w.puts, len(w.records) - w.puts, len(w.indexes), len(w.logs), len(w.trims)} {
 		c.counts[1+i] = uint32(n)
 	}
 	message := ""
@@ -296,6 +296,10 @@ func (c *commit) encode() {
 			args = append(args, p)
 		}
 	}
+	for log, through := range w.trims {
+		keys = append(keys, b.keys.log(log))
+		args = append(args, digits(through+1))
+	}
 	c.keys, c.args = keys, args
 }
 
@@ -305,6 +309,7 @@ type written struct {
 	puts    int // records that are not deleted
 	indexes []indexWrites
 	logs    []logWrites
+	trims   map[string]uint64 // log -> up to which entry
 }
 
 type recordWrite struct {
@@ -325,7 +330,7 @@ type logWrites struct {
 
 func collect(u *store.Union) *written {
 	w := &written{}
-	if len(u.Txs) == 1 && len(u.Txs[0].Records) == 1 && len(u.Txs[0].Indexes)+len(u.Txs[0].Appends) == 0 {
+	if len(u.Txs) == 1 && len(u.Txs[0].Records) == 1 && len(u.Txs[0].Indexes)+len(u.Txs[0].Appends)+len(u.Txs[0].Trims) == 0 {
 		w.records = []recordWrite{{Write: u.Txs[0].Records[0], offset: 1}} // the lone caller's
 		if !w.records[0].Delete {
 			w.puts = 1
@@ -357,6 +362,14 @@ func collect(u *store.Union) *written {
 				w.logs = append(w.logs, logWrites{name: a.Log, first: a.Seq})
 			}
 			w.logs[at].payloads = append(w.logs[at].payloads, a.Payload)
+		}
+		for _, trim := range tx.Trims {
+			if trim.Through > w.trims[trim.Log] {
+				if w.trims == nil {
+					w.trims = make(map[string]uint64)
+				}
+				w.trims[trim.Log] = trim.Through
+			}
 		}
 	}
 	for _, r := range w.records {

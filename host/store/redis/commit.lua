@@ -1,14 +1,15 @@
 -- Commits a union, or answers with what is fresh of what it has read.
 --
 -- KEYS: 1 generation record, 2 log heads, then one for each record read, each
--- record put, each record deleted, each index written, each log appended to.
+-- record put, each record deleted, each index written, each log appended to,
+-- each log trimmed.
 --
 -- ARGV, after the two of the head:
 --  3 numbers of 4 bytes: flags (1 exact, 2 confirmed by being written, 4 claim the
 --    next commit on a conflict, 8 the caller hears notices itself), how many
 --    transactions write, the offset of the last hard one (0 = none), how many
---    records are read, heads read, records put, records deleted, indexes, logs;
---    then of 8 bytes: the number of this commit within the process (0 = nothing is
+--    records are read, heads read, records put, records deleted, indexes, logs,
+--    trims; then of 8 bytes: the number of this commit within the process (0 = nothing is
 --    written), the base demanded by exact
 --  4 channel and 5 message of the notice
 --  6.. for each
@@ -19,13 +20,15 @@
 --                  member of each delete
 --    log           its name, number of entries, sequence number of the first,
 --                  payloads
-local flags, txs, lasthard, nreads, nheads, nputs, ndels, nindexes, nlogs, seq, wanted =
-  struct.unpack('>I4I4I4I4I4I4I4I4I4I8I8', ARGV[3])
+--    trim          sequence number of the first entry that stays
+local flags, txs, lasthard, nreads, nheads, nputs, ndels, nindexes, nlogs, ntrims, seq, wanted =
+  struct.unpack('>I4I4I4I4I4I4I4I4I4I4I8I8', ARGV[3])
 local at = 6
 local function arg() at = at + 1 return ARGV[at - 1] end
 local firstput = 3 + nreads
 local firstindex = firstput + nputs + ndels
 local firstlog = firstindex + nindexes
+local firsttrim = firstlog + nlogs
 
 if seq > 0 and h[2] and struct.unpack('>I8', h[2]) >= seq then return {'FENCED'} end
 local claimed = false -- by us
@@ -69,7 +72,7 @@ if seq == 0 then
 end
 
 for i = 0, nindexes - 1 do redis.call('ZCARD', KEYS[firstindex + i]) end
-for i = 0, nlogs - 1 do redis.call('XLEN', KEYS[firstlog + i]) end
+for i = 0, nlogs + ntrims - 1 do redis.call('XLEN', KEYS[firstlog + i]) end
 if nlogs > 0 then redis.call('HLEN', KEYS[2]) end
 
 -- The first write is one that a full server refuses, so that it refuses all.
@@ -116,5 +119,6 @@ for i = 0, nlogs - 1 do
   for j = 0, n - 1 do redis.call('XADD', KEYS[firstlog + i], string.format('%.0f-0', first + j), 'p', arg()) end
   redis.call('HSET', KEYS[2], log, string.format('%.0f', first + n - 1))
 end
+for i = 0, ntrims - 1 do redis.call('XTRIM', KEYS[firsttrim + i], 'MINID', arg() .. '-0') end
 if redis.call('PUBSUB', 'NUMSUB', ARGV[4])[2] > (flags >= 8 and 1 or 0) then redis.call('PUBLISH', ARGV[4], ARGV[5]) end
 return {'OK', base, hard, confirmed, clock}
