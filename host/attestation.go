@@ -60,6 +60,14 @@ func (h *Host) openSigner(ctx context.Context) error {
 	return nil
 }
 
+// retention moves old audit entries out of the store.
+func (h *Host) retention() *audit.Retention {
+	return audit.NewRetention(audit.RetainOptions{
+		Store: audit.Guard(h.store), Log: h.ledger, Chains: h.plane.Services, Dir: h.config.DataDir,
+		Keep: h.config.AuditKeep, MaxEntries: h.config.AuditMaxEntries, Logger: h.log.Named("audit"),
+	})
+}
+
 // recordSigner has the store keep the name of the key, once.
 func (h *Host) recordSigner(ctx context.Context) error {
 	for {

@@ -246,6 +246,7 @@ func (h *Host) Run(ctx context.Context) error {
 	loop("adoptions", h.recordAdoptions)
 	loop("attestation key", h.recordSigner)
 	loop("scrub", h.scrub.Run)
+	loop("retention", h.retention().Run)
 	go func() { failed <- h.grpc.Serve(h.grpcListener) }()
 	go func() { failed <- h.http.Serve(h.httpListener) }()
 	if err := h.announce(); err != nil {
