@@ -181,10 +181,12 @@ func (l *Log) CheckOn(tx store.ReadTx, chain string, v attest.Chain, limit int) 
 	if err != nil {
 		return v, false, err
 	}
-	for _, line := range lines {
-		if err := v.Add(line.Payload); err != nil {
-			return v, false, broken{fmt.Errorf("audit: %w", err)}
-		}
+	payloads := make([][]byte, len(lines))
+	for i, line := range lines {
+		payloads[i] = line.Payload
+	}
+	if _, err := v.AddAll(payloads); err != nil {
+		return v, false, broken{fmt.Errorf("audit: %w", err)}
 	}
 	if len(lines) == limit {
 		return v, false, nil

@@ -6,7 +6,9 @@ import (
 	"encoding/hex"
 	"encoding/json"
 	"fmt"
+	"runtime"
 	"strings"
+	"sync"
 )
 
 // Format is the format of an audit entry; it is its first member.
@@ -58,25 +60,82 @@ func (c *Chain) Add(raw []byte) error {
 	return err
 }
 
-func (c *Chain) add(raw []byte) (line, error) {
-	bad := func(unlinked bool, format string, args ...any) (line, error) {
-		return line{}, &Fault{Chain: c.name, Seq: c.seq + 1, Cause: fmt.Sprintf(format, args...), unlinked: unlinked}
+// AddAll adds lines in their order, the work shared between processors, and returns
+// how many are good: all, or those before the one that the error is about.
+func (c *Chain) AddAll(lines [][]byte) (good int, err error) {
+	return c.addAll(lines, func(int, *line) error { return nil })
+}
+
+// linesAtOnce is how many lines are taken apart before they are linked.
+const linesAtOnce = 2048
+
+// addAll calls each with every line that was added, in their order; its error ends it.
+func (c *Chain) addAll(lines [][]byte, each func(i int, l *line) error) (good int, err error) {
+	workers := runtime.GOMAXPROCS(0)
+	parts := make([]part, min(len(lines), linesAtOnce))
+	for begin := 0; begin < len(lines); begin += linesAtOnce {
+		some := lines[begin:min(begin+linesAtOnce, len(lines))]
+		share := (len(some) + workers - 1) / workers
+		if share < 64 {
+			share = len(some) // not worth a goroutine
+		}
+		var wg sync.WaitGroup
+		for from := share; from < len(some); from += share {
+			wg.Go(func() { takeApart(some[from:min(from+share, len(some))], parts[from:]) })
+		}
+		takeApart(some[:share], parts)
+		wg.Wait()
+		for i := range some {
+			if err := c.link(&parts[i]); err != nil {
+				return begin + i, err
+			}
+			if err := each(begin+i, &parts[i].line); err != nil {
+				return begin + i + 1, err
+			}
+		}
 	}
-	l, err := parseLine(raw)
-	if err != nil {
-		return bad(false, "%v", err)
+	return len(lines), nil
+}
+
+// part is a line by itself: what it says and what it hashes to.
+type part struct {
+	line
+	err  error
+	hash [32]byte
+}
+
+func takeApart(lines [][]byte, parts []part) {
+	for i, raw := range lines {
+		parts[i].line, parts[i].err = parseLine(raw)
+		parts[i].hash = sha256.Sum256(raw)
+	}
+}
+
+func (c *Chain) add(raw []byte) (line, error) {
+	var p [1]part
+	takeApart([][]byte{raw}, p[:])
+	return p[0].line, c.link(&p[0])
+}
+
+// link checks that a line is the next one of the chain, and goes on to it.
+func (c *Chain) link(p *part) error {
+	bad := func(unlinked bool, format string, args ...any) error {
+		return &Fault{Chain: c.name, Seq: c.seq + 1, Cause: fmt.Sprintf(format, args...), unlinked: unlinked}
+	}
+	if p.err != nil {
+		return bad(false, "%v", p.err)
 	}
 	var hex [64]byte
 	switch {
-	case string(l.service) != c.name:
-		return bad(false, "belongs to the chain %.64q", l.service)
-	case l.seq != c.seq+1:
-		return bad(false, "says it is number %d", l.seq)
-	case !bytes.Equal(l.prev, appendHex(&hex, &c.hash)):
-		return bad(true, "does not continue the one before it: its prev is %s, the hash of entry %d is %x", l.prev, c.seq, c.hash)
+	case string(p.service) != c.name:
+		return bad(false, "belongs to the chain %.64q", p.service)
+	case p.seq != c.seq+1:
+		return bad(false, "says it is number %d", p.seq)
+	case !bytes.Equal(p.prev, appendHex(&hex, &c.hash)):
+		return bad(true, "does not continue the one before it: its prev is %s, the hash of entry %d is %x", p.prev, c.seq, c.hash)
 	}
-	c.seq, c.hash = l.seq, sha256.Sum256(raw)
-	return l, nil
+	c.seq, c.hash = p.seq, p.hash
+	return nil
 }
 
 // An Entry is what whoever looks through a chain wants to know of an entry.

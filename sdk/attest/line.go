@@ -265,13 +265,25 @@ func (p *parser) hash() []byte {
 }
 
 func isHash(t []byte) bool {
+	if len(t) != 2*hashLen {
+		return false
+	}
+	no := byte(0) // without a branch for each digit
 	for _, c := range t {
-		if (c < '0' || c > '9') && (c < 'a' || c > 'f') {
-			return false
+		no |= notHex[c]
+	}
+	return no == 0
+}
+
+// notHex is 0 for the digits of a hash.
+var notHex = func() (table [256]byte) {
+	for c := range table {
+		if bytes.IndexByte([]byte("0123456789abcdef"), byte(c)) < 0 {
+			table[c] = 1
 		}
 	}
-	return len(t) == 2*hashLen
-}
+	return table
+}()
 
 const hashLen = 32
 

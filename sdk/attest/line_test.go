@@ -158,9 +158,34 @@ func TestText(t *testing.T) {
 	}
 }
 
+// TestAddAll: the same as one by one, whatever the number and wherever the fault.
+func TestAddAll(t *testing.T) {
+	all, hashes := lines(service, 5000)
+	for _, n := range []int{0, 1, 63, 64, 200, 2047, 2048, 2049, 5000} {
+		c := NewChain(domain, service)
+		if good, err := c.AddAll(all[:n]); err != nil || good != n || c.Seq() != uint64(n) || c.Hash() != hashes[n] {
+			t.Errorf("of %d lines %d are good, the chain is at %d, %v", n, good, c.Seq(), err)
+		}
+	}
+	for _, bad := range []int{0, 1, 100, 2047, 2048, 4999} {
+		changed := append([][]byte{}, all...)
+		changed[bad] = bytes.Replace(all[bad], []byte(`"local:dev"`), []byte(`"local:de"v`), 1)
+		c := NewChain(domain, service)
+		if good, err := c.AddAll(changed); err == nil || good != bad || c.Seq() != uint64(bad) || c.Hash() != hashes[bad] {
+			t.Errorf("line %d is bad: %d are good, the chain is at %d, %v", bad+1, good, c.Seq(), err)
+		}
+	}
+}
+
 // BenchmarkChain checks a chain, and beside it hashes the same bytes.
 func BenchmarkChain(b *testing.B) {
-	all, _ := lines(service, 1000)
+	// Entries as a host with rules on regions has them most.
+	var all [][]byte
+	hash := Genesis(domain, service)
+	for seq := range uint64(1000) {
+		all = append(all, entry(service, seq+1, "call.decision", `"allowed_regions":"eu-central,eu-west","config_version":"1042","count":"3","decision":"allow","endpoint_id":"checkout-7","endpoint_region":"eu-west","rule_id":"gdpr"`, hash))
+		hash = sha256.Sum256(all[seq])
+	}
 	n := 0
 	for _, raw := range all {
 		n += len(raw)
@@ -168,11 +193,8 @@ func BenchmarkChain(b *testing.B) {
 	b.Run("verify", func(b *testing.B) {
 		b.SetBytes(int64(n))
 		for b.Loop() {
-			c := NewChain(domain, service)
-			for _, raw := range all {
-				if err := c.Add(raw); err != nil {
-					b.Fatal(err)
-				}
+			if _, err := NewChain(domain, service).AddAll(all); err != nil {
+				b.Fatal(err)
 			}
 		}
 	})

@@ -209,20 +209,20 @@ func (v *verifier) run(r *Report, counts *decisions) (chain *Chain, gaps uint64,
 		return bad(0, "first_prev is %s, the chain begins with %x", r.FirstPrev, genesis)
 	}
 	chain = ChainAfter(r.Service, r.FirstSeq-1, [32]byte(prev))
-	for i, raw := range r.Entries {
-		l, err := chain.add(raw)
-		if err != nil {
-			return nil, 0, blame(r, i, err)
-		}
+	i, err := chain.addAll(r.Entries, func(_ int, l *line) error {
 		if v.o.Seen != nil && l.seq == v.o.Seen.Seq {
 			hash := chain.Hash()
 			v.seenHash = hex.EncodeToString(hash[:])
 		}
-		lost, cause := counts.add(&l)
+		lost, cause := counts.add(l)
 		if cause != "" {
-			return bad(l.seq, "%s", cause)
+			return &Fault{Chain: r.Service, Seq: l.seq, Cause: cause}
 		}
 		gaps += lost
+		return nil
+	})
+	if err != nil {
+		return nil, 0, blame(r, i, err)
 	}
 	if hash := chain.Hash(); hex.EncodeToString(hash[:]) != r.LastHash {
 		if r.Head.Seq == r.LastSeq && r.Head.Hash == hex.EncodeToString(hash[:]) {
