@@ -79,6 +79,7 @@ var jobs = []job{
 	{"pick", "one pick and done of each algorithm, endpoints of equal weight, half of them busy", pickJob},
 	{"snapshot", "a full snapshot of about 78 KB, one change, a burst, to 1,000 watchers in another process", snapshotJob},
 	{"store", "compare-and-set of a record of 256 bytes, durable", storeJob},
+	{"audit", "append an entry of about 300 bytes, durable; verify a chain", auditJob},
 	{"redis", "compare-and-set of a record of 256 bytes on a Redis server", redisJob},
 	{"plugin", "a unary call of 128 bytes to a plugin process over a unix socket; starts, memory, instances", pluginJob},
 }
