@@ -80,4 +80,3 @@ func TestCrashPoints(t *testing.T) {
 		})
 	}
 }
-
