@@ -124,8 +124,12 @@ func (h *Host) wire() (err error) {
 
 	actions := audit.Guard(h.store) // what acts goes through here
 	h.plane = service.New(actions, h.ledger, h.id)
+	every := 10 * time.Minute
+	if h.shared() {
+		every = time.Hour // each host reads all of it over the network
+	}
 	if h.scrub, err = audit.NewScrub(audit.ScrubOptions{
-		Store: h.store, Log: h.ledger, Chains: h.plane.Services, Logger: h.log.Named("audit"), Registerer: h.metrics,
+		Every: every, Store: h.store, Log: h.ledger, Chains: h.plane.Services, Logger: h.log.Named("audit"), Registerer: h.metrics,
 	}); err != nil {
 		return err
 	}
