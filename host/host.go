@@ -56,6 +56,8 @@ type Host struct {
 
 	store    store.Store
 	ledger   *audit.Log
+	signer   *audit.Signer
+	scrub    *audit.Scrub
 	plane    *service.Plane
 	plugins  *plugins.Host
 	sessions *session.Registry
@@ -134,11 +136,23 @@ func (h *Host) wire() (err error) {
 	if err := h.own(context.Background()); err != nil {
 		return err
 	}
+	if err := h.openSigner(context.Background()); err != nil {
+		return err
+	}
 	h.strategy = newStrategies(h.plugins)
 	measure := analysis.New(h.plugins)
 
 	actions := audit.Guard(h.store) // what acts goes through here
 	h.plane = service.New(actions, h.ledger, h.id)
+	every := 10 * time.Minute
+	if h.shared() {
+		every = time.Hour // each host reads all of it over the network
+	}
+	if h.scrub, err = audit.NewScrub(audit.ScrubOptions{
+		Every: every, Store: h.store, Log: h.ledger, Chains: h.plane.Services, Logger: h.log.Named("audit"), Registerer: h.metrics,
+	}); err != nil {
+		return err
+	}
 	h.planner = service.NewPlanner(h.plane, h.strategy, h.log.Named("planner"))
 	h.checks = check.New(check.Options{
 		Store: h.store, Planes: map[string]check.Plane{service.CheckPlane: h.plane},
@@ -180,8 +194,9 @@ func (h *Host) wire() (err error) {
 	})
 	h.control = &api.ControlPlane{
 		Store: h.store, Audit: h.ledger, Plane: h.plane, Sessions: h.sessions, Feeds: h.feeds, Rollouts: h.rollouts, Delivery: h.delivery,
-		Reports: service.NewReports(h.plane, h.rollouts, time.Now, h.metrics),
-		Checks:  h.checks, Strategy: h.strategy.check, Probe: probes.check, Wall: time.Now, Stopping: h.stopping,
+		Reports:  service.NewReports(h.plane, h.rollouts, time.Now, h.metrics),
+		Attester: &audit.Attester{Store: actions, Log: h.ledger, Signer: h.signer},
+		Checks:   h.checks, Strategy: h.strategy.check, Probe: probes.check, Wall: time.Now, Stopping: h.stopping,
 	}
 	h.grpc, err = api.New(api.Options{
 		Dev: h.config.Dev, Health: h.health, Logger: h.log.Named("api"), Registerer: h.metrics, Calls: h.export.Calls,
@@ -255,6 +270,9 @@ func (h *Host) Run(ctx context.Context) error {
 	loop("members", h.beMember)
 	loop("adoptions", h.recordAdoptions)
 	loop("replicas", h.recordReplicas)
+	loop("attestation key", h.recordSigner)
+	loop("scrub", h.scrub.Run)
+	loop("retention", h.retention().Run)
 	go func() { failed <- h.grpc.Serve(h.grpcListener) }()
 	go func() { failed <- h.http.Serve(h.httpListener) }()
 	if err := h.announce(); err != nil {

@@ -91,7 +91,7 @@ func (a *alarms) add(line string) {
 
 // alarmList is what is wrong with this host's state, for its status.
 func (h *Host) alarmList() []string {
-	lines := slices.Concat(h.alarms.list(), h.feeds.Alarms(), h.checks.Alarms())
+	lines := slices.Concat(h.ledger.Damaged(), h.alarms.list(), h.feeds.Alarms(), h.checks.Alarms())
 	return lines[:min(len(lines), maxAlarms)]
 }
 

@@ -82,6 +82,7 @@ var jobs = []job{
 	{"snapshot", "a full snapshot of about 78 KB, one change, a burst, to 1,000 watchers in another process", snapshotJob},
 	{"memory", "what an idle watcher takes of the heap, 10,000 of them in another process", memoryRows},
 	{"store", "compare-and-set of a record of 256 bytes, durable", storeJob},
+	{"audit", "append an entry of about 300 bytes, durable; verify a chain", auditJob},
 	{"redis", "compare-and-set of a record of 256 bytes on a Redis server", redisJob},
 	{"plugin", "a unary call of 128 bytes to a plugin process over a unix socket; starts, memory, instances", pluginJob},
 }

@@ -8,6 +8,7 @@ import (
 	"io"
 	"math"
 	"net"
+	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
@@ -108,6 +109,13 @@ func (analyzer) Evaluate(context.Context, string, *pluginv1.EvaluateRequest) (ro
 // backupOfATest is more than one message carries, and no multiple of it.
 var backupOfATest = bytes.Repeat([]byte("backup!"), 100_000)
 
+func newSigner(t *testing.T) *audit.Signer {
+	t.Helper()
+	s, err := audit.OpenSigner(filepath.Join(t.TempDir(), "attestation.key"), true)
+	fatal(t, err)
+	return s
+}
+
 func newEdge(t *testing.T, options ...option) *edge {
 	t.Helper()
 	o := setup{heartbeat: 5 * time.Second}
@@ -149,7 +157,8 @@ func newEdge(t *testing.T, options ...option) *edge {
 	checks := check.New(check.Options{Store: st, Planes: map[string]check.Plane{service.CheckPlane: plane}, Rules: check.DefaultRules(30*time.Second, 5*time.Second)})
 	control := &api.ControlPlane{
 		Store: st, Audit: ledger, Plane: plane, Sessions: sessions, Feeds: feeds, Rollouts: rollouts, Delivery: deliveries,
-		Reports: service.NewReports(plane, rollouts, time.Now, metrics), Wall: time.Now, Stopping: stopping,
+		Attester: &audit.Attester{Store: actions, Log: ledger, Signer: newSigner(t)},
+		Reports:  service.NewReports(plane, rollouts, time.Now, metrics), Wall: time.Now, Stopping: stopping,
 		Checks:   checks,
 		Probe:    judge("probe", "http"),
 		Strategy: judge("strategy", "round-robin", "least-connections", "priority"),
@@ -486,7 +495,17 @@ func badRows() (rows []row) {
 		unary("query: config", client.StartRollout, query(func(q *donav1.AnalysisQuery) {
 			q.Config = &structpb.Struct{Fields: map[string]*structpb.Value{"nope": structpb.NewBoolValue(true)}}
 		}), invalid, "analysis[0].config"),
-		unary("GetAttestation", client.GetAttestation, &donav1.AttestationRequest{}, codes.Unimplemented, ""),
+		unary("GetAttestation: empty", client.GetAttestation, &donav1.AttestationRequest{}, invalid, "service"),
+		unary("GetAttestation: another chain", client.GetAttestation, &donav1.AttestationRequest{Service: "@other"}, invalid, "service"),
+		unary("GetAttestation: unknown", client.GetAttestation, &donav1.AttestationRequest{Service: "nope"}, codes.NotFound, "nope"),
+		unary("GetAttestation: from after to", client.GetAttestation, &donav1.AttestationRequest{Service: "web", FromUnix: 2, ToUnix: 1}, invalid, "from_unix"),
+		unary("GetAttestation: negative", client.GetAttestation, &donav1.AttestationRequest{Service: "web", FromUnix: -1}, invalid, "from_unix"),
+		unary("GetAttestation: a time that overflows", client.GetAttestation, &donav1.AttestationRequest{Service: "web", ToUnix: math.MaxInt64}, invalid, "to_unix"),
+		unary("GetAttestation: two beginnings", client.GetAttestation, &donav1.AttestationRequest{Service: "web", FromUnix: 1, FromSeq: 1}, invalid, "from_seq"),
+		unary("GetAttestation: too many", client.GetAttestation, &donav1.AttestationRequest{Service: "web", MaxEntries: audit.ReportEntries + 1}, invalid, "max_entries"),
+		unary("GetAttestation: a long nonce", client.GetAttestation, &donav1.AttestationRequest{Service: "web", Nonce: strings.Repeat("n", 129)}, invalid, "nonce"),
+		unary("GetAttestation: a nonce of two lines", client.GetAttestation, &donav1.AttestationRequest{Service: "web", Nonce: "a\nb"}, invalid, "nonce"),
+		unary("GetAttestation: after the end", client.GetAttestation, &donav1.AttestationRequest{Service: "web", FromSeq: 1 << 40}, codes.FailedPrecondition, "from_seq"),
 	)
 	rows = append(rows, deliveryRows()...)
 	rows = append(rows, checkerRows()...)

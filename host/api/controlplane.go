@@ -29,6 +29,7 @@ type ControlPlane struct {
 	Feeds    *snapshot.Feeds
 	Rollouts *rollout.Controller
 	Delivery *delivery.Controller
+	Attester *audit.Attester
 	Checks   Checks
 	Strategy service.PluginCheck // judges a strategy plugin's name and config
 	Probe    service.PluginCheck // judges a probe plugin's name and config
@@ -94,6 +95,18 @@ func (s *ControlPlane) ReportStats(ctx context.Context, batch *donav1.StatsBatch
 		s.Feeds.Applied(a.Service, batch.ReporterId, a.Version, a.RejectedReason)
 	}
 	return ack, nil
+}
+
+// GetAttestation returns a signed report of a service's audit chain, or of the
+// host's own.
+func (s *ControlPlane) GetAttestation(ctx context.Context, req *donav1.AttestationRequest) (*donav1.AttestationReply, error) {
+	report, signature, err := s.Attester.Report(ctx, actor(ctx), audit.Question{
+		Chain: req.Service, FromUnix: req.FromUnix, ToUnix: req.ToUnix, FromSeq: req.FromSeq, Nonce: req.Nonce, MaxEntries: req.MaxEntries,
+	})
+	if err != nil {
+		return nil, err
+	}
+	return &donav1.AttestationReply{ReportJson: report, Signature: signature, SignerPublicKeyPem: s.Attester.Signer.PublicPEM()}, nil
 }
 
 // SetFlag sets or deletes a flag.

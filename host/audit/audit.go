@@ -19,17 +19,18 @@ import (
 	statev1 "github.com/dodona-project/dodona/proto/state/v1"
 
 	"github.com/dodona-project/dodona/host/store"
+	"github.com/dodona-project/dodona/sdk/attest"
 )
 
 // Chains that belong to no service.
 const (
-	HostChain = "@host" // plugins, identities, the clock
-	PoolChain = "@pool" // the egress plane
+	HostChain = attest.HostChain // plugins, identities, the clock
+	PoolChain = attest.PoolChain // the egress plane
 )
 
 const (
 	// MaxLine is the most bytes an entry's line may have.
-	MaxLine = 64 << 10
+	MaxLine = attest.MaxLine
 	// MaxEvidence is the most bytes of one piece of evidence.
 	MaxEvidence = 64 << 10
 )
@@ -61,10 +62,11 @@ type Evidence struct {
 	Data []byte // at most MaxEvidence bytes
 }
 
-// Log appends to the chains of one trust domain. Safe for concurrent use: it
-// holds no state of its own.
+// Log appends to the chains of one trust domain. Safe for concurrent use. It knows
+// nothing of the chains but which of them a [Scrub] has found damaged.
 type Log struct {
 	trustDomain string
+	damage      damage
 }
 
 // New returns the log of a trust domain. The domain is part of each chain's
@@ -73,14 +75,17 @@ func New(trustDomain string) *Log { return &Log{trustDomain: trustDomain} }
 
 // Genesis is the hash that seq 1 of a chain names as its previous one.
 func (l *Log) Genesis(chain string) [32]byte {
-	return sha256.Sum256([]byte("dona-audit-v1|" + l.trustDomain + "|" + chain))
+	return attest.Genesis(l.trustDomain, chain)
 }
 
 // Append adds an entry to chain inside tx. It fails, and with it the whole
-// transaction, when the entry is not of a known form (ErrRefused) or when the
-// store does.
+// transaction, when the entry is not of a known form (ErrRefused), when the store
+// does, or when the entry is of a control action and the chain is damaged.
 func (l *Log) Append(tx store.Tx, chain string, e Entry) error {
 	if err := check(chain, e); err != nil {
+		return err
+	}
+	if goOn, err := l.admit(chain, e.Kind); err != nil || !goOn {
 		return err
 	}
 	head, err := loadHead(tx, chain)
@@ -152,7 +157,10 @@ func loadHead(tx store.ReadTx, chain string) (*statev1.ChainHead, error) {
 // Check re-reads a whole chain and re-computes every hash. An [ErrBroken] names the
 // first entry that does not hold; any other error is the store's.
 func (l *Log) Check(tx store.ReadTx, chain string) (entries uint64, err error) {
-	v := *NewVerifier(l.trustDomain, chain)
+	v, err := l.Start(tx, chain)
+	if err != nil {
+		return 0, err
+	}
 	for done := false; !done; {
 		if v, done, err = l.CheckOn(tx, chain, v, 10_000); err != nil {
 			return v.Seq(), err
@@ -161,10 +169,20 @@ func (l *Log) Check(tx store.ReadTx, chain string) (entries uint64, err error) {
 	return v.Seq(), nil
 }
 
+// Start returns a chain as it begins in the store: before entry 1, or after the
+// last entry that moved to segment files.
+func (l *Log) Start(tx store.ReadTx, chain string) (attest.Chain, error) {
+	older, err := l.Older(tx, chain)
+	if err != nil || older == nil {
+		return *attest.NewChain(l.trustDomain, chain), err
+	}
+	return *attest.ChainAfter(chain, older.LastSeq, [32]byte(must(hex.DecodeString(older.LastHash)))), nil
+}
+
 // CheckOn checks up to limit entries of a chain that follow what v has seen, and
 // returns where it then is; done when that is the head. So a long chain can be
 // checked in many short transactions while it grows.
-func (l *Log) CheckOn(tx store.ReadTx, chain string, v Verifier, limit int) (next Verifier, done bool, err error) {
+func (l *Log) CheckOn(tx store.ReadTx, chain string, v attest.Chain, limit int) (next attest.Chain, done bool, err error) {
 	headSeq, headHash, err := l.Head(tx, chain)
 	if err != nil {
 		return v, false, err
@@ -173,10 +191,12 @@ func (l *Log) CheckOn(tx store.ReadTx, chain string, v Verifier, limit int) (nex
 	if err != nil {
 		return v, false, err
 	}
-	for _, line := range lines {
-		if err := v.Add(line.Payload); err != nil {
-			return v, false, broken{err}
-		}
+	payloads := make([][]byte, len(lines))
+	for i, line := range lines {
+		payloads[i] = line.Payload
+	}
+	if _, err := v.AddAll(payloads); err != nil {
+		return v, false, broken{fmt.Errorf("audit: %w", err)}
 	}
 	if len(lines) == limit {
 		return v, false, nil

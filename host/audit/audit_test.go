@@ -21,6 +21,10 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
+func chainHead(seq uint64, hash [32]byte) *statev1.ChainHead {
+	return &statev1.ChainHead{Seq: seq, Hash: hash[:]}
+}
+
 func open(t *testing.T) (*embedded.Store, *audit.Log) {
 	st := embedded.OpenMemory(embedded.Options{})
 	t.Cleanup(func() { _ = st.Close() })
@@ -129,9 +133,9 @@ func TestDamageIsNamed(t *testing.T) {
 			return store.Save(tx, "audit/web/head", &statev1.ChainHead{Seq: 5, Hash: make([]byte, 32)})
 		}, "ends at entry 5"},
 		{"a foreign line", func(tx store.Tx) error {
-			_, err := tx.Append("audit/web", []byte(`{"v":"dona-audit-v1","seq":6,"service":"web","prev":"00"}`))
+			_, err := tx.Append("audit/web", fmt.Appendf(nil, `{"v":"dona-audit-v1","seq":6,"time_ms":1,"service":"web","kind":"flag.set","actor":"local:dev","detail":{},"evidence":[],"prev":"%064d"}`, 0))
 			return err
-		}, "entry 6: does not continue"},
+		}, "entry 6 does not continue"},
 	} {
 		st, log := fill(t)
 		update(t, st, tc.damage)

@@ -2,13 +2,14 @@ package audit
 
 import (
 	"bytes"
-	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"os"
 	"strings"
 	"testing"
+
+	"github.com/dodona-project/dodona/sdk/attest"
 )
 
 // vectorLines returns the entries of the published report, byte for byte.
@@ -39,7 +40,7 @@ func TestVector(t *testing.T) {
 	if got := hex.EncodeToString(genesis[:]); got != "ccdf8ac08decf4e8353fd09252d7b6671628858592d3aae9f5b8309b5e748934" {
 		t.Fatalf("genesis is %s", got)
 	}
-	v := NewVerifier("example.org", "checkout")
+	v := attest.NewChain("example.org", "checkout")
 	lines := vectorLines(t)
 	if len(lines) != len(want) {
 		t.Fatalf("the report has %d entries, want %d", len(lines), len(want))
@@ -73,65 +74,6 @@ func TestVector(t *testing.T) {
 		if !bytes.Equal(got, raw) {
 			t.Errorf("entry %d encodes to\n%s\nwant\n%s", i+1, got, raw)
 		}
-	}
-}
-
-// Every change of a single byte of a chain is found, at the entry changed or
-// at the one that no longer continues it; the last one by its hash.
-func TestEveryChangedByteIsFound(t *testing.T) {
-	lines := vectorLines(t)
-	honest := sha256.Sum256(lines[len(lines)-1])
-	for i := range lines {
-		for at := range lines[i] {
-			changed := bytes.Clone(lines[i])
-			changed[at] ^= 0x01
-			v := NewVerifier("example.org", "checkout")
-			var err error
-			for j := 0; j < len(lines) && err == nil; j++ {
-				line := lines[j]
-				if j == i {
-					line = changed
-				}
-				err = v.Add(line)
-			}
-			if err == nil && v.Hash() == honest {
-				t.Fatalf("byte %d of entry %d changed and the chain still ends at its head", at, i+1)
-			}
-		}
-	}
-}
-
-func TestVerifierNamesTheEntry(t *testing.T) {
-	l := vectorLines(t)
-	for _, tc := range []struct {
-		name  string
-		lines [][]byte
-		want  string
-	}{
-		{"swapped", [][]byte{l[0], l[2], l[1]}, "entry 2: says it is number 3"},
-		{"deleted", [][]byte{l[0], l[2]}, "entry 2: says it is number 3"},
-		{"first dropped", [][]byte{l[1]}, "entry 1: says it is number 2"},
-		{"repeated", [][]byte{l[0], l[0]}, "entry 2: says it is number 1"},
-		{"not JSON", [][]byte{l[0], []byte("{")}, "entry 2: is not JSON"},
-		{"two lines", [][]byte{append(bytes.Clone(l[0]), '\n')}, "entry 1: is not one line"},
-		{"changed in the middle", [][]byte{l[0], bytes.Replace(l[1], []byte("eu-west"), []byte("us-west"), 1), l[2]}, "entry 3: does not continue"},
-	} {
-		v := NewVerifier("example.org", "checkout")
-		var err error
-		for _, line := range tc.lines {
-			if err = v.Add(line); err != nil {
-				break
-			}
-		}
-		if err == nil || !strings.Contains(err.Error(), tc.want) {
-			t.Errorf("%s: %v, want %q", tc.name, err, tc.want)
-		}
-	}
-	if err := NewVerifier("example.org", "web").Add(l[0]); err == nil || !strings.Contains(err.Error(), "belongs to the chain") {
-		t.Errorf("an entry of another chain: %v", err)
-	}
-	if err := NewVerifier("other.org", "checkout").Add(l[0]); err == nil || !strings.Contains(err.Error(), "does not continue") {
-		t.Errorf("an entry of another trust domain: %v", err)
 	}
 }
 
@@ -170,7 +112,7 @@ func FuzzEncodeIsJSON(f *testing.F) {
 		if err != nil {
 			return
 		}
-		if err := NewVerifier("d", "web").Add(b); err != nil {
+		if err := attest.NewChain("d", "web").Add(b); err != nil {
 			t.Fatalf("%s: %v", b, err)
 		}
 		var back struct {

@@ -33,6 +33,9 @@ type Config struct {
 	Redis           redis.Target
 	RedisReplicas   int // that hard writes wait for
 	TrustDomain     string
+	AttestationKey  string        // file of the key that reports are signed with; empty = in DataDir
+	AuditKeep       time.Duration // that entries stay in the store
+	AuditMaxEntries uint64        // of a chain in the store; 0 = any number
 	LogLevel        string
 	LogJSON         bool
 
@@ -140,6 +143,22 @@ func Settings() []Setting {
 				c.TrustDomain = v
 				return nil
 			}},
+		{Key: "audit.key_file", Flag: "attestation-key", Default: "",
+			Help: "file of mode 0600 with the key that attestations are signed with; without it, attestation.key in the data directory, made at the first start",
+			set:  text(func(c *Config) *string { return &c.AttestationKey })},
+		{Key: "audit.keep", Flag: "audit-keep", Default: "2160h",
+			Help: "how long audit entries stay in the store; older ones move to segment files in the data directory",
+			set:  duration(func(c *Config) *time.Duration { return &c.AuditKeep }, time.Minute, 87_600*time.Hour)},
+		{Key: "audit.maxEntries", Flag: "audit-max-entries", Default: "1000000",
+			Help: "audit entries of a chain that stay in the store; the oldest above it move; 0 = any number",
+			set: func(c *Config, v string) error {
+				n, err := strconv.ParseUint(v, 10, 63)
+				if err != nil || n > 0 && n < 100 {
+					return fmt.Errorf("is %q: allowed are 0 and numbers from 100 on", short(v))
+				}
+				c.AuditMaxEntries = n
+				return nil
+			}},
 		{Key: "log.level", Flag: "log-level", Default: "info",
 			Help: "trace, debug, info, warn or error",
 			set: func(c *Config, v string) error {
@@ -215,6 +234,11 @@ func (c *Config) check(where func(key string) string) (problems []Problem) {
 			add("plugins.dir", "is %q: %s; make it, or leave the setting out", short(c.PluginDir), unwrapped(err))
 		case !info.IsDir():
 			add("plugins.dir", "is %q: it is not a directory", short(c.PluginDir))
+		}
+	}
+	if c.AttestationKey != "" {
+		if _, err := os.Stat(c.AttestationKey); err != nil {
+			add("audit.key_file", "is %q: %s; name the key that the hosts of this store share, or leave the setting out", short(c.AttestationKey), unwrapped(err))
 		}
 	}
 	problems = append(problems, c.checkStore(where)...)

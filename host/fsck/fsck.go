@@ -13,6 +13,7 @@ import (
 	"github.com/dodona-project/dodona/host/audit"
 	"github.com/dodona-project/dodona/host/service"
 	"github.com/dodona-project/dodona/host/store"
+	"github.com/dodona-project/dodona/sdk/attest"
 )
 
 // MaxProblems bounds the problems of a Report.
@@ -70,7 +71,7 @@ func Run(ctx context.Context, st store.Store, trustDomain string) (Report, error
 		}
 	}
 	for _, chain := range append([]string{audit.HostChain, audit.PoolChain}, services...) {
-		if err := r.chain(ctx, st, log, trustDomain, chain); err != nil {
+		if err := r.chain(ctx, st, log, chain); err != nil {
 			return r, fmt.Errorf("audit chain %s: %w", chain, err)
 		}
 	}
@@ -80,10 +81,17 @@ func Run(ctx context.Context, st store.Store, trustDomain string) (Report, error
 // pageLen is how many entries of a chain one transaction reads.
 const pageLen = 1000
 
-func (r *Report) chain(ctx context.Context, st store.Store, log *audit.Log, trustDomain, chain string) error {
-	v := *audit.NewVerifier(trustDomain, chain)
+func (r *Report) chain(ctx context.Context, st store.Store, log *audit.Log, chain string) error {
+	var v attest.Chain
+	err := st.View(ctx, func(tx store.ReadTx) (err error) {
+		v, err = log.Start(tx, chain)
+		return err
+	})
+	if err != nil {
+		return err
+	}
 	for done := false; !done; {
-		var next audit.Verifier
+		var next attest.Chain
 		err := st.View(ctx, func(tx store.ReadTx) (err error) {
 			next, done, err = log.CheckOn(tx, chain, v, pageLen)
 			return err

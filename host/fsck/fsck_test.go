@@ -107,8 +107,8 @@ func TestProblems(t *testing.T) {
 		chains             int // that hold
 	}{
 		// The turned bit leaves a line that parses: the next one, or the head, tells.
-		{"the first entry flipped", "chain web: entry 2: does not continue", domain, 1, sound, 1},
-		{"one of the second page flipped", "chain web: entry 1501: does not continue", domain, 1500, sound, 1},
+		{"the first entry flipped", "chain web: entry 2 does not continue", domain, 1, sound, 1},
+		{"one of the second page flipped", "chain web: entry 1501 does not continue", domain, 1500, sound, 1},
 		{"the last entry flipped", "chain web: ends at entry 2500", domain, entries, sound, 1},
 		{"an entry without its head", "chain web: entry 2501", domain, 0, func(t *testing.T, st store.Store) {
 			write(t, st, func(tx store.Tx) error { _, err := tx.Append("audit/web", []byte("{}")); return err })

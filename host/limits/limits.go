@@ -57,6 +57,7 @@ const (
 
 	ArtifactsPerService = 10_000
 	ReleasesPerService  = 10_000
+	NonceLen            = 128
 	DeploymentsKept     = 20 // of a service, the live one included; older ended ones are in the audit log only
 	ReleaseConfigKeyLen = 128
 	ReleaseConfigLen    = 64 << 10 // keys and values of one release together

@@ -146,6 +146,8 @@ func (t *memTx) IndexDelete(index, member string) error {
 	return nil
 }
 
+func (t *memTx) Trim(string, uint64) error { panic("rollouts trim no log") }
+
 func (t *memTx) Append(log string, payload []byte) (uint64, error) {
 	t.wrote = true
 	t.logs[log] = append(slices.Clone(t.logs[log]), payload)

@@ -136,6 +136,7 @@ type TxWrites struct {
 	Records []Write
 	Indexes []IndexWrite
 	Appends []Append
+	Trims   []Trim
 }
 
 // A Write puts or deletes one record.
@@ -159,6 +160,12 @@ type Append struct {
 	Log     string
 	Seq     uint64
 	Payload []byte
+}
+
+// A Trim removes a log's entries up to Through, which is below its newest.
+type Trim struct {
+	Log     string
+	Through uint64
 }
 
 // An Outcome is how a commit went.

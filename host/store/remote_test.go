@@ -27,6 +27,7 @@ type server struct {
 	records  map[string]store.Record
 	indexes  map[string]map[string]uint64
 	logs     map[string][][]byte
+	trimmed  map[string]uint64
 	engines  []*store.Engine
 
 	reads, commits, conflicts atomic.Int64
@@ -40,7 +41,7 @@ type server struct {
 var errNoHard = errors.New("no hard transactions now")
 
 func newServer() *server {
-	return &server{records: map[string]store.Record{}, indexes: map[string]map[string]uint64{}, logs: map[string][][]byte{}}
+	return &server{records: map[string]store.Record{}, indexes: map[string]map[string]uint64{}, logs: map[string][][]byte{}, trimmed: map[string]uint64{}}
 }
 
 // host is one host's connection to the server.
@@ -104,7 +105,7 @@ func (h *host) Read(_ context.Context, q *store.Query) (*store.Answer, error) {
 	for _, lq := range q.Logs {
 		var found []store.LogEntry
 		for i, payload := range h.logs[lq.Log] {
-			if seq := uint64(i + 1); seq >= lq.From && len(found) < lq.Limit {
+			if seq := uint64(i + 1); seq >= lq.From && seq > h.trimmed[lq.Log] && len(found) < lq.Limit {
 				found = append(found, store.LogEntry{Seq: seq, Payload: payload})
 			}
 		}
@@ -180,6 +181,9 @@ func (s *server) apply(tx store.TxWrites) {
 		} else {
 			s.indexes[w.Index][w.Member] = w.Score
 		}
+	}
+	for _, t := range tx.Trims {
+		s.trimmed[t.Log] = max(s.trimmed[t.Log], t.Through)
 	}
 	for _, a := range tx.Appends {
 		s.logs[a.Log] = append(s.logs[a.Log], a.Payload)

@@ -199,4 +199,8 @@ type Tx interface {
 	// Append adds payload to log and returns its sequence number: 1 for the
 	// first, then one more each, without gaps.
 	Append(log string, payload []byte) (seq uint64, err error)
+	// Trim removes a log's entries up to through; later ones keep their numbers.
+	// The newest entry stays, so through is below it. Until the commit they may
+	// still be read, and a View that began before may not find them any more.
+	Trim(log string, through uint64) error
 }

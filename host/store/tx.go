@@ -223,6 +223,28 @@ func (t *txn) Append(log string, payload []byte) (uint64, error) {
 	return seq, nil
 }
 
+func (t *txn) Trim(log string, through uint64) error {
+	if err := t.check("log", log); err != nil {
+		return err
+	}
+	head, ok := t.src.head(log)
+	if !ok {
+		t.missed = true
+		return errMiss
+	}
+	if t.heads != nil {
+		keep(t.heads, log, head)
+	}
+	if through >= head {
+		return t.fail(fmt.Errorf("store: log %.64q cannot be trimmed up to entry %d: its newest, %d, stays", log, through, head))
+	}
+	if err := t.grow(len(log) + 8); err != nil {
+		return err
+	}
+	t.writes.Trims = append(t.writes.Trims, Trim{Log: log, Through: through})
+	return nil
+}
+
 // check refuses a name outside the limits, and everything on a dead
 // transaction.
 func (t *txn) check(what, name string) error {

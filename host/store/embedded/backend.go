@@ -159,11 +159,18 @@ func (s snapshot) ReadLog(log string, from uint64, limit int) ([]store.LogEntry,
 	if !ok {
 		return nil, nil
 	}
-	from = max(from, 1)
 	var found []store.LogEntry
-	if from <= head.stored {
+	for {
+		trimmed := s.b.trimmed(log)
+		from = max(from, trimmed+1)
+		if from > head.stored {
+			break
+		}
 		var err error
-		if found, err = s.b.disk.readLog(log, from, head.stored, limit); err != nil {
+		if found, err = s.b.disk.readLog(log, from, head.stored, limit); err == nil {
+			break
+		}
+		if s.b.trimmed(log) == trimmed { // else they went while they were read
 			return nil, err
 		}
 	}
@@ -171,6 +178,15 @@ func (s snapshot) ReadLog(log string, from uint64, limit int) ([]store.LogEntry,
 		found = append(found, s.unstored(log, max(from, head.stored+1), limit-len(found))...)
 	}
 	return found, nil
+}
+
+// trimmed is up to where a log is trimmed now: what a snapshot still has may be
+// gone from the disk.
+func (b *backend) trimmed(log string) uint64 {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	head, _ := b.cur.logs.get(log)
+	return head.trimmed
 }
 
 // Settle implements store.Snapshot.

@@ -243,7 +243,7 @@ func (w *writer) member(key memberKey) error {
 func (w *writer) log(log string) error {
 	old, _ := w.from.logs.get(log)
 	now, _ := w.to.logs.get(log)
-	for seq := old.last + 1; seq <= now.last; seq++ {
+	for seq := max(old.last, now.trimmed) + 1; seq <= now.last; seq++ {
 		payload, _ := w.to.tail.get(logKey{log, seq})
 		if err := w.put(w.logs, kindLog, logEntryKey(log, seq), payload); err != nil {
 			return err
@@ -252,7 +252,24 @@ func (w *writer) log(log string) error {
 	if now.last > old.last {
 		w.heads[log] = logHead{last: now.last}
 	}
+	for seq := old.trimmed + 1; seq <= min(now.trimmed, old.last); seq++ {
+		if err := w.trim(log, seq); err != nil {
+			return err
+		}
+	}
 	return nil
+}
+
+func (w *writer) trim(log string, seq uint64) error {
+	key := logEntryKey(log, seq)
+	_, sum, err := unseal(kindLog, key, w.logs.Get(key))
+	if err != nil {
+		return fmt.Errorf("store: log %s: entry %d, to be trimmed: %w", log, seq, err)
+	}
+	w.gone(kindLog, sum)
+	const page, depth = 4096, 6
+	w.bytes += depth * page
+	return w.logs.Delete(key)
 }
 
 func (w *writer) put(b *bbolt.Bucket, kind byte, key, rest []byte) error {

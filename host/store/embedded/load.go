@@ -17,13 +17,13 @@ func load(path string) (*file, *state, error) {
 	if err != nil {
 		return nil, nil, damaged(path, err)
 	}
-	l := &loader{edit: new(edit), state: newState(), last: make(map[string]uint64)}
+	l := &loader{edit: new(edit), state: newState(), last: make(map[string]uint64), first: make(map[string]uint64)}
 	if err := db.View(l.all); err != nil {
 		_ = db.Close()
 		return nil, nil, damaged(path, err)
 	}
 	for log, last := range maps.All(l.last) {
-		l.state.logs.put(l.edit, log, logHead{last: last, stored: last})
+		l.state.logs.put(l.edit, log, logHead{last: last, stored: last, trimmed: l.first[log] - 1})
 	}
 	l.state.revision = l.head.revision
 	return &file{db: db, data: data, head: l.head, persisted: l.state.withoutTail()}, l.state, nil
@@ -33,6 +33,7 @@ type loader struct {
 	edit    *edit
 	state   *state
 	head    head
+	first   map[string]uint64 // entry of each log
 	last    map[string]uint64
 	digest  uint64
 	entries uint64
@@ -110,6 +111,9 @@ func (l *loader) index(key, _ []byte) error {
 
 func (l *loader) log(key, _ []byte) error {
 	k, ok := parseLogKey(key)
+	if ok && k.seq > 0 && l.first[k.log] == 0 { // those before it were trimmed
+		l.first[k.log], l.last[k.log] = k.seq, k.seq-1
+	}
 	if !ok || k.seq != l.last[k.log]+1 {
 		return fmt.Errorf("entry %.64q does not follow entry %d", key, l.last[k.log])
 	}

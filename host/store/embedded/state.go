@@ -31,8 +31,9 @@ type logKey struct {
 	seq uint64
 }
 
-// logHead says where a log ends, and up to where its entries are on disk.
-type logHead struct{ last, stored uint64 }
+// logHead says where a log ends, up to where its entries are on disk, and up to
+// where they were trimmed.
+type logHead struct{ last, stored, trimmed uint64 }
 
 func newState() *state {
 	return &state{
@@ -75,6 +76,18 @@ func (s *state) apply(txs []store.TxWrites, d *dirty) *state {
 			next.logs.put(e, a.Log, head)
 			next.tail.put(e, logKey{a.Log, a.Seq}, a.Payload)
 			d.logs[a.Log] = struct{}{}
+		}
+		for _, t := range tx.Trims {
+			head, _ := next.logs.get(t.Log)
+			if t.Through <= head.trimmed {
+				continue
+			}
+			for seq := max(head.trimmed, head.stored) + 1; seq <= t.Through; seq++ {
+				next.tail.delete(e, logKey{t.Log, seq})
+			}
+			head.trimmed = t.Through
+			next.logs.put(e, t.Log, head)
+			d.logs[t.Log] = struct{}{}
 		}
 	}
 	return &next

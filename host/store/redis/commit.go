@@ -238,7 +238,7 @@ func (c *commit) fresh(r reply) (*store.Answer, error) {
 }
 
 // countsLen is how many bytes of the header come before the number of the commit.
-const countsLen = 10 * 4
+const countsLen = 11 * 4
 
 // encode makes the union the keys and arguments of the commit script. Where several
 // transactions write the same thing, the last counts.
@@ -252,10 +252,10 @@ func (c *commit) encode() {
 		}
 	}
 	both := w.order(u.Reads)
-	keys := make([]string, 0, 2+len(u.Reads)+len(w.records)+len(w.indexes)+len(w.logs))
-	args := make([]any, 0, 8+2*len(u.Heads)+len(w.records))
+	keys := make([]string, 0, 2+len(u.Reads)+len(w.records)+len(w.indexes)+len(w.logs)+len(w.trims))
+	args := make([]any, 0, 8+2*len(u.Heads)+len(w.records)+len(w.trims))
 	header := make([]byte, 0, countsLen+3*8+8*len(u.Reads)+2*w.puts)
-	for _, n := range [...]int{0, len(u.Txs), lastHard, len(u.Reads), both, len(u.Heads), w.puts, len(w.records) - w.puts, len(w.indexes), len(w.logs)} {
+	for _, n := range [...]int{0, len(u.Txs), lastHard, len(u.Reads), both, len(u.Heads), w.puts, len(w.records) - w.puts, len(w.indexes), len(w.logs), len(w.trims)} {
 		header = binary.BigEndian.AppendUint32(header, uint32(n))
 	}
 	for _, n := range [...]uint64{0, u.Base, c.told} {
@@ -314,7 +314,11 @@ func (c *commit) encode() {
 			args = append(args, p)
 		}
 	}
-	if len(u.Heads)+len(w.logs) > 0 {
+	for log, through := range w.trims {
+		keys = append(keys, b.keys.log(log))
+		args = append(args, digits(through+1))
+	}
+	if len(u.Heads)+len(w.logs)+len(w.trims) > 0 {
 		keys = append(keys, b.keys.heads)
 	}
 	c.keys, c.args, c.header = keys, args, header
@@ -326,6 +330,7 @@ type written struct {
 	puts    int // records that are not deleted
 	indexes []indexWrites
 	logs    []logWrites
+	trims   map[string]uint64 // log -> up to which entry
 }
 
 type recordWrite struct {
@@ -346,7 +351,7 @@ type logWrites struct {
 
 func collect(u *store.Union) *written {
 	w := &written{}
-	if len(u.Txs) == 1 && len(u.Txs[0].Records) == 1 && len(u.Txs[0].Indexes)+len(u.Txs[0].Appends) == 0 {
+	if len(u.Txs) == 1 && len(u.Txs[0].Records) == 1 && len(u.Txs[0].Indexes)+len(u.Txs[0].Appends)+len(u.Txs[0].Trims) == 0 {
 		w.records = []recordWrite{{Write: u.Txs[0].Records[0], offset: 1}} // the lone caller's
 		if !w.records[0].Delete {
 			w.puts = 1
@@ -378,6 +383,14 @@ func collect(u *store.Union) *written {
 				w.logs = append(w.logs, logWrites{name: a.Log, first: a.Seq})
 			}
 			w.logs[at].payloads = append(w.logs[at].payloads, a.Payload)
+		}
+		for _, trim := range tx.Trims {
+			if trim.Through > w.trims[trim.Log] {
+				if w.trims == nil {
+					w.trims = make(map[string]uint64)
+				}
+				w.trims[trim.Log] = trim.Through
+			}
 		}
 	}
 	for _, r := range w.records {

@@ -5,15 +5,16 @@
 --
 -- KEYS: 1 generation record, then one for each record read, those that are also put
 -- first, each other record put, each record deleted, each index written, each log
--- appended to; last the log heads, if heads or logs are among what follows.
+-- appended to, each log trimmed; last the log heads, if heads, logs or trims are
+-- among what follows.
 --
 -- ARGV, after the two of the head:
 --  3 numbers of 4 bytes: flags (1 exact, 2 confirmed by being written, 4 claim the
 --    next commit on a conflict, 8 the caller hears notices itself), how many
 --    transactions write, the offset of the last hard one (0 = none), how many
 --    records are read, are read and put, heads read, records put, records deleted,
---    indexes, logs; then of 8 bytes: the number of this commit within the process
---    (0 = nothing is written), the base demanded by exact, the time that the
+--    indexes, logs, trims; then of 8 bytes: the number of this commit within the
+--    process (0 = nothing is written), the base demanded by exact, the time that the
 --    transactions were told; then the version of each record read in 8 bytes, 0 =
 --    was not there; then, where several transactions write, the offset of the
 --    transaction of each put in 2 bytes
@@ -25,15 +26,17 @@
 --                  member of each delete
 --    log           its name, number of entries, sequence number of the first,
 --                  payloads
+--    trim          sequence number of the first entry that stays
 --
 -- Answers with base, hard, confirmed and clock in 8 bytes each when all is well.
 local header = ARGV[3]
-local flags, txs, lasthard, nreads, nboth, nheads, nputs, ndels, nindexes, nlogs, seq, wanted, told, at =
-  struct.unpack('>I4I4I4I4I4I4I4I4I4I4I8I8I8', header)
+local flags, txs, lasthard, nreads, nboth, nheads, nputs, ndels, nindexes, nlogs, ntrims, seq, wanted, told, at =
+  struct.unpack('>I4I4I4I4I4I4I4I4I4I4I4I8I8I8', header)
 local firstdel = 2 + nreads + nputs - nboth
 local firstindex = firstdel + ndels
 local firstlog = firstindex + nindexes
-local heads = KEYS[firstlog + nlogs]
+local firsttrim = firstlog + nlogs
+local heads = KEYS[firsttrim + ntrims]
 
 if seq > 0 and h[2] and struct.unpack('>I8', h[2]) >= seq then return {'FENCED'} end
 local claimed = false -- by us
@@ -95,6 +98,7 @@ if nlogs > 0 then -- an entry above the head would refuse those that follow it
     a = a + 3 + ARGV[a + 1]
   end
 end
+for i = 0, ntrims - 1 do call('XLEN', KEYS[firsttrim + i]) end
 if nlogs > 0 then call('HLEN', heads) end
 
 -- The first write is one that a full server refuses, so that it refuses all.
@@ -147,6 +151,7 @@ for i = 0, nlogs - 1 do
   arg = arg + n
   call('HSET', heads, log, string.format('%.0f', first + n - 1))
 end
+for i = 0, ntrims - 1 do call('XTRIM', KEYS[firsttrim + i], 'MINID', ARGV[arg + i] .. '-0') end
 -- Where nobody else listens, nothing is sent: a process would only wake itself.
 if h[4] or flags < 8 and call('PUBSUB', 'NUMSUB', ARGV[4])[2] > 0 then call('PUBLISH', ARGV[4], ARGV[5]) end
 return struct.pack('>I8I8I8I8', base, hard, confirmed, clock)

@@ -24,6 +24,7 @@ func runContract(t *testing.T, open Factory) {
 		{"limits", testLimits},
 		{"scan", testScan},
 		{"log", testLog},
+		{"trim", testTrim},
 		{"contexts", testContexts},
 		{"the clock never falls", testClock},
 		{"a view is of one revision", testViewConsistent},

@@ -332,14 +332,23 @@ type ControlPlaneClient interface {
 	// Audit: none.
 	ListReleases(ctx context.Context, in *ListReleasesRequest, opts ...grpc.CallOption) (*ListReleasesReply, error)
 	// The hash-chained audit log of one service over a time range, and a
-	// signature over exactly the report's bytes.
+	// signature over exactly the report's bytes: the smallest run of entries without
+	// gaps that holds all of the range. What does not fit follows from the report's
+	// next_seq on.
 	//
 	// Refuses:
-	// - UNIMPLEMENTED: this version of the host does not serve it.
+	//   - INVALID_ARGUMENT: a bad service or nonce; a time that is negative or too large;
+	//     from_unix after to_unix, or beside from_seq; more than 20,000 max_entries.
+	//   - NOT_FOUND: there is no such service.
+	//   - FAILED_PRECONDITION: from_seq is more than one after the newest entry, or has
+	//     moved to segment files; reason `audit`: the log is damaged, which is not signed.
+	//   - UNAVAILABLE: reason `audit`: a fail-over took entries back meanwhile, or the
+	//     store takes nothing.
 	//
-	// Durability: reads only.
+	// Durability: hard, of all that the report is about.
 	//
-	// Audit: none.
+	// Audit: `attestation.issued`; none where from_seq goes on and the newest entry is
+	// one of the same caller.
 	GetAttestation(ctx context.Context, in *AttestationRequest, opts ...grpc.CallOption) (*AttestationReply, error)
 }
 
@@ -845,14 +854,23 @@ type ControlPlaneServer interface {
 	// Audit: none.
 	ListReleases(context.Context, *ListReleasesRequest) (*ListReleasesReply, error)
 	// The hash-chained audit log of one service over a time range, and a
-	// signature over exactly the report's bytes.
+	// signature over exactly the report's bytes: the smallest run of entries without
+	// gaps that holds all of the range. What does not fit follows from the report's
+	// next_seq on.
 	//
 	// Refuses:
-	// - UNIMPLEMENTED: this version of the host does not serve it.
+	//   - INVALID_ARGUMENT: a bad service or nonce; a time that is negative or too large;
+	//     from_unix after to_unix, or beside from_seq; more than 20,000 max_entries.
+	//   - NOT_FOUND: there is no such service.
+	//   - FAILED_PRECONDITION: from_seq is more than one after the newest entry, or has
+	//     moved to segment files; reason `audit`: the log is damaged, which is not signed.
+	//   - UNAVAILABLE: reason `audit`: a fail-over took entries back meanwhile, or the
+	//     store takes nothing.
 	//
-	// Durability: reads only.
+	// Durability: hard, of all that the report is about.
 	//
-	// Audit: none.
+	// Audit: `attestation.issued`; none where from_seq goes on and the newest entry is
+	// one of the same caller.
 	GetAttestation(context.Context, *AttestationRequest) (*AttestationReply, error)
 	mustEmbedUnimplementedControlPlaneServer()
 }

@@ -135,6 +135,104 @@ func (x *EvidenceBlob) GetData() []byte {
 	return nil
 }
 
+// attestation/key: whose reports are this store's. Hosts of one cluster share it.
+type AttestationKey struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	KeyId         string                 `protobuf:"bytes,1,opt,name=key_id,json=keyId,proto3" json:"key_id,omitempty"` // "sha256:" and the hash of the public key's SPKI in hex
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AttestationKey) Reset() {
+	*x = AttestationKey{}
+	mi := &file_state_v1_audit_proto_msgTypes[2]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AttestationKey) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AttestationKey) ProtoMessage() {}
+
+func (x *AttestationKey) ProtoReflect() protoreflect.Message {
+	mi := &file_state_v1_audit_proto_msgTypes[2]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AttestationKey.ProtoReflect.Descriptor instead.
+func (*AttestationKey) Descriptor() ([]byte, []int) {
+	return file_state_v1_audit_proto_rawDescGZIP(), []int{2}
+}
+
+func (x *AttestationKey) GetKeyId() string {
+	if x != nil {
+		return x.KeyId
+	}
+	return ""
+}
+
+// audit/<chain>/segments: entries that are in segment files and not in the log.
+type ChainSegments struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	LastSeq       uint64                 `protobuf:"varint,1,opt,name=last_seq,json=lastSeq,proto3" json:"last_seq,omitempty"`
+	LastHash      []byte                 `protobuf:"bytes,2,opt,name=last_hash,json=lastHash,proto3" json:"last_hash,omitempty"` // SHA-256 of that entry's line
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ChainSegments) Reset() {
+	*x = ChainSegments{}
+	mi := &file_state_v1_audit_proto_msgTypes[3]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ChainSegments) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ChainSegments) ProtoMessage() {}
+
+func (x *ChainSegments) ProtoReflect() protoreflect.Message {
+	mi := &file_state_v1_audit_proto_msgTypes[3]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ChainSegments.ProtoReflect.Descriptor instead.
+func (*ChainSegments) Descriptor() ([]byte, []int) {
+	return file_state_v1_audit_proto_rawDescGZIP(), []int{3}
+}
+
+func (x *ChainSegments) GetLastSeq() uint64 {
+	if x != nil {
+		return x.LastSeq
+	}
+	return 0
+}
+
+func (x *ChainSegments) GetLastHash() []byte {
+	if x != nil {
+		return x.LastHash
+	}
+	return nil
+}
+
 var File_state_v1_audit_proto protoreflect.FileDescriptor
 
 const file_state_v1_audit_proto_rawDesc = "" +
@@ -146,7 +244,12 @@ const file_state_v1_audit_proto_rawDesc = "" +
 	"\atime_ms\x18\x03 \x01(\x03R\x06timeMs\"6\n" +
 	"\fEvidenceBlob\x12\x12\n" +
 	"\x04kind\x18\x01 \x01(\tR\x04kind\x12\x12\n" +
-	"\x04data\x18\x02 \x01(\fR\x04dataB\x94\x01\n" +
+	"\x04data\x18\x02 \x01(\fR\x04data\"'\n" +
+	"\x0eAttestationKey\x12\x15\n" +
+	"\x06key_id\x18\x01 \x01(\tR\x05keyId\"G\n" +
+	"\rChainSegments\x12\x19\n" +
+	"\blast_seq\x18\x01 \x01(\x04R\alastSeq\x12\x1b\n" +
+	"\tlast_hash\x18\x02 \x01(\fR\blastHashB\x94\x01\n" +
 	"\fcom.state.v1B\n" +
 	"AuditProtoP\x01Z7github.com/dodona-project/dodona/proto/state/v1;statev1\xa2\x02\x03SXX\xaa\x02\bState.V1\xca\x02\bState\\V1\xe2\x02\x14State\\V1\\GPBMetadata\xea\x02\tState::V1b\x06proto3"
 
@@ -162,10 +265,12 @@ func file_state_v1_audit_proto_rawDescGZIP() []byte {
 	return file_state_v1_audit_proto_rawDescData
 }
 
-var file_state_v1_audit_proto_msgTypes = make([]protoimpl.MessageInfo, 2)
+var file_state_v1_audit_proto_msgTypes = make([]protoimpl.MessageInfo, 4)
 var file_state_v1_audit_proto_goTypes = []any{
-	(*ChainHead)(nil),    // 0: state.v1.ChainHead
-	(*EvidenceBlob)(nil), // 1: state.v1.EvidenceBlob
+	(*ChainHead)(nil),      // 0: state.v1.ChainHead
+	(*EvidenceBlob)(nil),   // 1: state.v1.EvidenceBlob
+	(*AttestationKey)(nil), // 2: state.v1.AttestationKey
+	(*ChainSegments)(nil),  // 3: state.v1.ChainSegments
 }
 var file_state_v1_audit_proto_depIdxs = []int32{
 	0, // [0:0] is the sub-list for method output_type
@@ -186,7 +291,7 @@ func file_state_v1_audit_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_state_v1_audit_proto_rawDesc), len(file_state_v1_audit_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   2,
+			NumMessages:   4,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

@@ -59,11 +59,13 @@ var needed = map[string]string{
 	"store adopt":       "--reason why",
 	"store restore":     "--data-dir d",
 	"demo":              "--dona-host nowhere",
+	"attest fetch":      "--out d",
 }
 
 // withoutHost are the commands that ask no host, and how they end here.
 var withoutHost = map[string]int{
 	"bucket": ExitOK, "version": ExitOK, "completion": ExitOK, "store restore": ExitUsage, "demo": ExitConfig,
+	"attest verify": ExitConfig, "attest verify-segments": ExitConfig,
 }
 
 // TestEveryCommandAnswersInJSON: with --json each command has one JSON value on
@@ -72,7 +74,7 @@ func TestEveryCommandAnswersInJSON(t *testing.T) {
 	t.Chdir(t.TempDir())
 	values := map[string]string{
 		"SERVICE": "checkout", "FLAG": "new-ui", "VARIANT": "v2", "PLUGIN": "analysis/prometheus",
-		"HOST": "shop.example.com", "FILE": "b.db", "UNIT": "u", "SHELL": "bash",
+		"HOST": "shop.example.com", "FILE": "b.db", "UNIT": "u", "SHELL": "bash", "DIR": "nowhere",
 	}
 	for path, c := range leaves(t) {
 		if c.Name() == "demo-service" {

@@ -55,7 +55,7 @@ configuration, uses free ports on 127.0.0.1 and leaves nothing behind. With
 					return outErr
 				}
 				if err != nil {
-					return &failure{ExitFailed, kindTold, err.Error()}
+					return &failure{code: ExitFailed, kind: kindTold, msg: err.Error()}
 				}
 			case err != nil:
 				return failed("DEMO", "%v", err)

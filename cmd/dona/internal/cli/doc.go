@@ -89,11 +89,12 @@ func (a *app) root() *cobra.Command {
 	root := group("dona", "Operate a Dodona host: deliveries, canary rollouts, flags, policy, status",
 		a.statusCommand(), a.servicesCommand(), a.rolloutCommand(), a.flagCommand(), a.policyCommand(),
 		a.artifactCommand(), a.releaseCommand(), a.deployCommand(), a.ingressCommand(), a.shareCommand(),
-		a.pluginCommand(), a.storeCommand(), a.bucketCommand(), a.explainCommand(), a.demoCommand(), a.demoServiceCommand(), a.completionCommand(), a.versionCommand())
+		a.pluginCommand(), a.storeCommand(), a.attestCommand(), a.bucketCommand(), a.explainCommand(), a.demoCommand(), a.demoServiceCommand(), a.completionCommand(), a.versionCommand())
 	root.Long = `Operate a Dodona host: deliveries, canary rollouts, flags, policy, status.
 
 Exit codes: 0 ok, 1 the operation failed, 2 the command line is wrong,
-3 the configuration is wrong, 4 refused for safety, 130 interrupted.`
+3 the configuration is wrong, 4 refused for safety, 5 not verified,
+130 interrupted.`
 	root.SilenceErrors, root.SilenceUsage = true, true
 	root.CompletionOptions.DisableDefaultCmd = true
 	f := root.PersistentFlags()

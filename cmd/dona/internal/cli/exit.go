@@ -17,6 +17,7 @@ const (
 	ExitUsage       = 2   // the command line, or what it asks for, is wrong in itself
 	ExitConfig      = 3   // an environment variable or a file is wrong
 	ExitRefused     = 4   // refused for safety: a data directory must not be used as it is
+	ExitUnverified  = 5   // what was to be verified does not hold
 	ExitInterrupted = 130 // by a signal
 )
 
@@ -31,20 +32,23 @@ type failure struct {
 	code int
 	kind string // for scripts: a gRPC code's name, USAGE, CONFIG, AWAY, ENDED, OUTPUT, INTERRUPTED
 	msg  string
+
+	seq   uint64 // of what was not verified: the first bad entry; 0 = none
+	cause string // and what is wrong
 }
 
 func (f *failure) Error() string { return f.msg }
 
 func usage(format string, args ...any) error {
-	return &failure{ExitUsage, "USAGE", fmt.Sprintf(format, args...)}
+	return &failure{code: ExitUsage, kind: "USAGE", msg: fmt.Sprintf(format, args...)}
 }
 
 func configuration(format string, args ...any) error {
-	return &failure{ExitConfig, "CONFIG", fmt.Sprintf(format, args...)}
+	return &failure{code: ExitConfig, kind: "CONFIG", msg: fmt.Sprintf(format, args...)}
 }
 
 func failed(kind, format string, args ...any) error {
-	return &failure{ExitFailed, kind, fmt.Sprintf(format, args...)}
+	return &failure{code: ExitFailed, kind: kind, msg: fmt.Sprintf(format, args...)}
 }
 
 // refused turns the host's answer into a failure. What is wrong in the request
@@ -57,7 +61,7 @@ func (c *connection) refused(operation string, err error) error {
 	msg := operation + ": " + st.Message()
 	switch st.Code() {
 	case codes.InvalidArgument:
-		return &failure{ExitUsage, "INVALID_ARGUMENT", msg}
+		return &failure{code: ExitUsage, kind: "INVALID_ARGUMENT", msg: msg}
 	case codes.DeadlineExceeded:
 		return failed("DEADLINE_EXCEEDED", "%s: no answer from %s in time; look at the host, or wait longer with --timeout", operation, c.target)
 	case codes.Unavailable:

@@ -60,7 +60,9 @@ func (a *app) writeError(f *failure) {
 		Code    string `json:"code"`
 		Message string `json:"message"`
 		Exit    int    `json:"exit"`
+		Seq     uint64 `json:"seq,omitempty"`
+		Cause   string `json:"cause,omitempty"`
 	}
 	// A stdout that takes nothing is what the failure is about already.
-	_ = a.object(map[string]body{"error": {f.kind, f.msg, f.code}})
+	_ = a.object(map[string]body{"error": {f.kind, f.msg, f.code, f.seq, f.cause}})
 }

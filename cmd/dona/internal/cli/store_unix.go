@@ -52,7 +52,7 @@ func restoreOffline(file, dir string) error {
 func storeFailed(operation string, err error) error {
 	switch {
 	case errors.Is(err, store.ErrRefused):
-		return &failure{ExitRefused, "REFUSED", operation + ": " + err.Error()}
+		return &failure{code: ExitRefused, kind: "REFUSED", msg: operation + ": " + err.Error()}
 	case errors.Is(err, fs.ErrNotExist):
 		return usage("%s: %v", operation, err)
 	}

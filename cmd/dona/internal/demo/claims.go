@@ -33,6 +33,9 @@ func (s *stage) claims() []Claim {
 		reply, _ := s.seen.newest()
 		out = append(out, rolledBack(s.seen.of(f.bad), reply, f))
 	}
+	if f.attested != nil {
+		out = append(out, proven(f.attested))
+	}
 	if s.traffic != nil {
 		out = append(out, s.requests()...)
 	}

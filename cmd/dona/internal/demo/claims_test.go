@@ -1,6 +1,7 @@
 package demo
 
 import (
+	"errors"
 	"strings"
 	"testing"
 	"time"
@@ -57,6 +58,26 @@ func TestHeld(t *testing.T) {
 	moved.canary = 100
 	want(t, held([]sighting{before, hold, moved, on}, f), false, "weights moved")
 	want(t, held([]sighting{before, hold, on}, &facts{killed: 11, reborn: 11, killedAt: f.killedAt}), false, "did not come back")
+}
+
+func TestProven(t *testing.T) {
+	good := func() *attested {
+		return &attested{entries: 40, told: map[string]bool{"rollout.start": true, "rollout.hold": true, "rollout.promote": true, "rollout.rollback": true},
+			changed: 20, found: 20, foundErr: errors.New("entry 20")}
+	}
+	want(t, proven(good()), true, "40 entries")
+	for text, change := range map[string]func(*attested){
+		"does not verify":             func(f *attested) { f.err = errors.New("no") },
+		"is empty":                    func(f *attested) { f.entries = 0 },
+		"not tell of a rollout.start": func(f *attested) { delete(f.told, "rollout.start") },
+		"of a rollout.rollback":       func(f *attested) { delete(f.told, "rollout.rollback") },
+		"still verifies":              func(f *attested) { f.foundErr = nil },
+		"entry 21 is named":           func(f *attested) { f.found = 21 },
+	} {
+		f := good()
+		change(f)
+		want(t, proven(f), false, text)
+	}
 }
 
 func TestSurvived(t *testing.T) {

@@ -94,7 +94,7 @@ func TestDemo(t *testing.T) {
 	if err != nil {
 		t.Fatalf("dona demo: %v\n%s\n%s", err, out, story.Bytes())
 	}
-	for _, word := range []string{"PROMOTED", "ROLLED_BACK", "HOLDING", "failed requests: 0 of ", "every process has ended"} {
+	for _, word := range []string{"PROMOTED", "ROLLED_BACK", "HOLDING", "failed requests: 0 of ", "the signed attestation of all this verifies", "one changed byte is caught", "every process has ended"} {
 		if !bytes.Contains(story.Bytes(), []byte(word)) {
 			t.Errorf("the demo does not say %q:\n%s", word, story.Bytes())
 		}

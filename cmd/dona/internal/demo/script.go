@@ -38,6 +38,7 @@ type facts struct {
 	backAfter      time.Duration // until the host answered again
 	rolledBack     time.Time     // when the client had applied it
 	sinceRollback  int           // requests before that moment
+	attested       *attested
 	end            totals
 	ended          bool // the last act was played
 }
@@ -45,7 +46,7 @@ type facts struct {
 // play runs the acts.
 func (s *stage) play(ctx context.Context) error {
 	s.plugins = map[int]string{}
-	for _, act := range []func(context.Context) error{s.opening, s.goodCanary, s.badCanary, s.hostRestart} {
+	for _, act := range []func(context.Context) error{s.opening, s.goodCanary, s.badCanary, s.hostRestart, s.attestation} {
 		if err := act(ctx); err != nil {
 			return err
 		}
