@@ -12,6 +12,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"runtime/debug"
 	"strings"
 	"sync"
 	"time"
@@ -19,6 +20,7 @@ import (
 	"github.com/hashicorp/go-hclog"
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
+	"github.com/spiffe/go-spiffe/v2/spiffeid"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/health"
 	"google.golang.org/grpc/health/grpc_health_v1"
@@ -79,6 +81,13 @@ type Host struct {
 	waits   error  // why the store could not be used at the start; nil = it could
 
 	grpcListener, httpListener net.Listener
+
+	identity      api.Identity // this host's own; nil = nobody here has one
+	domain        spiffeid.TrustDomain
+	closeIdentity func() error
+	reloads       *prometheus.CounterVec // of its files
+
+	aside []*aside // more that is served, for people on this machine
 }
 
 // New opens the store and wires everything; nothing is served before Run. An
@@ -90,7 +99,19 @@ func New(c *config.Config, log hclog.Logger) (h *Host, err error) {
 		ledger: audit.New(c.TrustDomain), health: health.NewServer(), process: rand.Text(),
 	}
 	h.health.SetServingStatus("", grpc_health_v1.HealthCheckResponse_NOT_SERVING)
+	h.reloads = newReloads(h.metrics)
 	// Before the store, which would be made: wrong settings change nothing.
+	if err := h.openIdentity(); err != nil {
+		return nil, err
+	}
+	defer func() {
+		if err != nil {
+			h.forgetIdentity()
+		}
+	}()
+	if c.MemoryLimit > 0 {
+		debug.SetMemoryLimit(c.MemoryLimit)
+	}
 	if h.plugins, err = h.newPlugins(); err != nil {
 		return nil, &config.Error{Problems: []config.Problem{{Where: "plugins", Text: err.Error()}}}
 	}
@@ -163,11 +184,10 @@ func (h *Host) wire() (err error) {
 		Reports: service.NewReports(h.plane, h.rollouts, time.Now),
 		Checks:  h.checks, Strategy: h.strategy.check, Probe: probes.check, Wall: time.Now, Stopping: h.stopping,
 	}
-	h.grpc, err = api.New(api.Options{
-		Dev: h.config.Dev, Health: h.health, Logger: h.log.Named("api"), Registerer: h.metrics,
-		ControlPlane: h.control, Checkers: &api.CheckerControlPlane{Tasks: h.checks, Stopping: h.stopping},
-		HostAdmin: h.admin(),
-	})
+	edge := h.edge()
+	edge.ControlPlane, edge.Checkers = h.control, &api.CheckerControlPlane{Tasks: h.checks, Stopping: h.stopping}
+	edge.Registerer = h.metrics
+	h.grpc, err = api.New(edge)
 	return err
 }
 
@@ -188,7 +208,12 @@ func (h *Host) admin() *api.HostAdmin {
 // wraps store.ErrRefused says that the store broke its promise and closed.
 func (h *Host) Run(ctx context.Context) error {
 	defer func() { _ = h.store.Close() }()
+	defer h.forgetIdentity()
 	if err := h.listen(); err != nil {
+		return err
+	}
+	defer h.endAside()
+	if err := h.serveAside(); err != nil {
 		return err
 	}
 	if h.waits != nil {
@@ -235,7 +260,7 @@ func (h *Host) Run(ctx context.Context) error {
 	loop("adoptions", h.recordAdoptions)
 	loop("replicas", h.recordReplicas)
 	go func() { failed <- h.grpc.Serve(h.grpcListener) }()
-	go func() { failed <- h.http.Serve(h.httpListener) }()
+	go func() { failed <- h.serveHTTP(h.httpListener) }()
 	if err := h.announce(); err != nil {
 		return err
 	}
@@ -293,9 +318,13 @@ func (h *Host) listen() (err error) {
 // announce writes where this host listens beside its data, for tools on this
 // machine that let it choose the ports.
 func (h *Host) announce() error {
-	text, err := json.Marshal(map[string]any{
+	where := map[string]any{
 		"grpc": h.grpcListener.Addr().String(), "http": h.httpListener.Addr().String(), "pid": os.Getpid(),
-	})
+	}
+	for _, a := range h.aside {
+		where[a.name] = a.listener.Addr().String()
+	}
+	text, err := json.Marshal(where)
 	if err != nil {
 		return err
 	}

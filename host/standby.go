@@ -34,14 +34,14 @@ func (h *Host) mustWait(ctx context.Context) error {
 // returns false when ctx has ended or a server failed.
 func (h *Host) standBy(ctx context.Context) (goOn bool, err error) {
 	h.log.Warn("waiting for the store", "reason", h.waits)
-	server, err := api.New(api.Options{Dev: h.config.Dev, Health: h.health, Logger: h.log.Named("api"), HostAdmin: h.admin()})
+	server, err := api.New(h.edge())
 	if err != nil {
 		return false, err
 	}
 	failed := make(chan error, 2)
 	var serving sync.WaitGroup
 	serving.Go(func() { failed <- server.Serve(h.grpcListener) })
-	serving.Go(func() { failed <- h.http.Serve(h.httpListener) })
+	serving.Go(func() { failed <- h.serveHTTP(h.httpListener) })
 	end := func() {
 		server.Stop()
 		_ = h.http.Close()
