@@ -28,6 +28,7 @@ import (
 	"github.com/dodona-project/dodona/host/check"
 	"github.com/dodona-project/dodona/host/config"
 	"github.com/dodona-project/dodona/host/delivery"
+	"github.com/dodona-project/dodona/host/identity"
 	"github.com/dodona-project/dodona/host/rollout"
 	"github.com/dodona-project/dodona/host/service"
 	"github.com/dodona-project/dodona/host/session"
@@ -65,6 +66,7 @@ type Host struct {
 	checks   *check.Broker
 	checker  *check.Checker
 	strategy *strategies
+	issuer   *identity.Issuer // nil: no identities are issued here, or not yet
 	grpc     *grpc.Server
 	http     *http.Server
 	health   *health.Server
@@ -79,6 +81,9 @@ type Host struct {
 	waits   error  // why the store could not be used at the start; nil = it could
 
 	grpcListener, httpListener net.Listener
+
+	bootstrap         *grpc.Server // with the issuer, as its listener
+	bootstrapListener net.Listener
 }
 
 // New opens the store and wires everything; nothing is served before Run. An
@@ -114,6 +119,9 @@ func New(c *config.Config, log hclog.Logger) (h *Host, err error) {
 }
 
 func (h *Host) wire() (err error) {
+	if err := h.openIssuer(context.Background()); err != nil {
+		return err
+	}
 	h.strategy = newStrategies(h.plugins)
 	measure := analysis.New(h.plugins)
 
@@ -180,6 +188,7 @@ func (h *Host) admin() *api.HostAdmin {
 	return &api.HostAdmin{
 		HostID: h.id, Version: Version, Store: h.store, Actions: audit.Guard(h.store), Audit: h.ledger, Sessions: h.sessions,
 		Plugins: h.plugins, Alarms: alarms, Stopping: h.stopping, Operate: h.storeOperations(),
+		Identities: h.issuer,
 	}
 }
 
@@ -198,6 +207,9 @@ func (h *Host) Run(ctx context.Context) error {
 		if err := h.wire(); err != nil {
 			return err
 		}
+	}
+	if err := h.listenBootstrap(); err != nil {
+		return err
 	}
 	if err := h.plugins.Start(ctx); err != nil {
 		return fmt.Errorf("start the plugins: %w", err)
@@ -236,6 +248,10 @@ func (h *Host) Run(ctx context.Context) error {
 	loop("replicas", h.recordReplicas)
 	go func() { failed <- h.grpc.Serve(h.grpcListener) }()
 	go func() { failed <- h.http.Serve(h.httpListener) }()
+	if h.issuer != nil {
+		loop("identities", h.issuer.Run)
+		go func() { failed <- h.bootstrap.Serve(h.bootstrapListener) }()
+	}
 	if err := h.announce(); err != nil {
 		return err
 	}
@@ -271,6 +287,9 @@ func (h *Host) stop(cancel context.CancelFunc, loops *sync.WaitGroup) {
 		h.grpc.Stop()
 		<-drained
 	}
+	if h.bootstrap != nil {
+		h.bootstrap.Stop()
+	}
 	_ = h.http.Close()
 	cancel()
 	loops.Wait()
@@ -293,9 +312,13 @@ func (h *Host) listen() (err error) {
 // announce writes where this host listens beside its data, for tools on this
 // machine that let it choose the ports.
 func (h *Host) announce() error {
-	text, err := json.Marshal(map[string]any{
+	where := map[string]any{
 		"grpc": h.grpcListener.Addr().String(), "http": h.httpListener.Addr().String(), "pid": os.Getpid(),
-	})
+	}
+	if h.bootstrapListener != nil {
+		where["bootstrap"] = h.bootstrapListener.Addr().String()
+	}
+	text, err := json.Marshal(where)
 	if err != nil {
 		return err
 	}
