@@ -30,6 +30,7 @@ import (
 	"github.com/dodona-project/dodona/host/check"
 	"github.com/dodona-project/dodona/host/config"
 	"github.com/dodona-project/dodona/host/delivery"
+	"github.com/dodona-project/dodona/host/identity"
 	"github.com/dodona-project/dodona/host/rollout"
 	"github.com/dodona-project/dodona/host/service"
 	"github.com/dodona-project/dodona/host/session"
@@ -67,6 +68,7 @@ type Host struct {
 	checks   *check.Broker
 	checker  *check.Checker
 	strategy *strategies
+	issuer   *identity.Issuer // nil: no identities are issued here, or not yet
 	grpc     *grpc.Server
 	http     *http.Server
 	health   *health.Server
@@ -84,10 +86,14 @@ type Host struct {
 
 	identity      api.Identity // this host's own; nil = nobody here has one
 	domain        spiffeid.TrustDomain
+	own           *own // the same, when this host issues it
 	closeIdentity func() error
 	reloads       *prometheus.CounterVec // of its files
 
 	aside []*aside // more that is served, for people on this machine
+
+	bootstrap         *grpc.Server // with the issuer, as its listener
+	bootstrapListener net.Listener
 }
 
 // New opens the store and wires everything; nothing is served before Run. An
@@ -135,6 +141,12 @@ func New(c *config.Config, log hclog.Logger) (h *Host, err error) {
 }
 
 func (h *Host) wire() (err error) {
+	if err := h.openIssuer(context.Background()); err != nil {
+		return err
+	}
+	if err := h.issueIdentity(context.Background()); err != nil {
+		return err
+	}
 	h.strategy = newStrategies(h.plugins)
 	measure := analysis.New(h.plugins)
 
@@ -200,6 +212,7 @@ func (h *Host) admin() *api.HostAdmin {
 	return &api.HostAdmin{
 		HostID: h.id, Version: Version, Store: h.store, Actions: audit.Guard(h.store), Audit: h.ledger, Sessions: h.sessions,
 		Plugins: h.plugins, Alarms: alarms, Stopping: h.stopping, Operate: h.storeOperations(),
+		Identities: h.issuer,
 	}
 }
 
@@ -223,6 +236,9 @@ func (h *Host) Run(ctx context.Context) error {
 		if err := h.wire(); err != nil {
 			return err
 		}
+	}
+	if err := h.listenBootstrap(); err != nil {
+		return err
 	}
 	if err := h.plugins.Start(ctx); err != nil {
 		return fmt.Errorf("start the plugins: %w", err)
@@ -260,7 +276,15 @@ func (h *Host) Run(ctx context.Context) error {
 	loop("adoptions", h.recordAdoptions)
 	loop("replicas", h.recordReplicas)
 	go func() { failed <- h.grpc.Serve(h.grpcListener) }()
+	h.http = h.newHTTP() // with the identity that there is by now
 	go func() { failed <- h.serveHTTP(h.httpListener) }()
+	if h.own != nil {
+		loop("own identity", h.own.run)
+	}
+	if h.issuer != nil {
+		loop("identities", h.issuer.Run)
+		go func() { failed <- h.bootstrap.Serve(h.bootstrapListener) }()
+	}
 	if err := h.announce(); err != nil {
 		return err
 	}
@@ -296,6 +320,9 @@ func (h *Host) stop(cancel context.CancelFunc, loops *sync.WaitGroup) {
 		h.grpc.Stop()
 		<-drained
 	}
+	if h.bootstrap != nil {
+		h.bootstrap.Stop()
+	}
 	_ = h.http.Close()
 	cancel()
 	loops.Wait()
@@ -323,6 +350,9 @@ func (h *Host) announce() error {
 	}
 	for _, a := range h.aside {
 		where[a.name] = a.listener.Addr().String()
+	}
+	if h.bootstrapListener != nil {
+		where["bootstrap"] = h.bootstrapListener.Addr().String()
 	}
 	text, err := json.Marshal(where)
 	if err != nil {

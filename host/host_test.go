@@ -155,7 +155,7 @@ func labelsOf(text string) map[string]string {
 // TestHost starts a host, uses each part of it, and compares what it exports
 // with the page of metrics.
 func TestHost(t *testing.T) {
-	r := start(t, nil)
+	r := start(t, map[string]string{"bootstrap-listen": "127.0.0.1:0"})
 	if code, _ := r.get("/healthz"); code != 200 {
 		t.Errorf("/healthz answers %d", code)
 	}

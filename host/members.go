@@ -54,6 +54,7 @@ func (h *Host) beMember(ctx context.Context) error {
 func (h *Host) signOfLife(ctx context.Context) error {
 	var twin *statev1.HostRecord
 	var joined int64
+	authorities := h.authorities()
 	err := h.store.Update(ctx, store.Soft, func(tx store.Tx) error {
 		now := tx.Now()
 		twin, joined = nil, h.joined
@@ -68,7 +69,7 @@ func (h *Host) signOfLife(ctx context.Context) error {
 		}
 		if err := store.Save(tx, memberKey(h.id), &statev1.HostRecord{
 			Id: h.id, Version: Version, Grpc: h.grpcListener.Addr().String(), Process: h.process,
-			StartedMs: joined, SeenMs: now.UnixMilli(),
+			StartedMs: joined, SeenMs: now.UnixMilli(), Authorities: authorities,
 		}); err != nil {
 			return err
 		}

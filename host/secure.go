@@ -1,6 +1,7 @@
 package host
 
 import (
+	"context"
 	"crypto/tls"
 	"crypto/x509"
 	"fmt"
@@ -29,7 +30,7 @@ func (h *Host) openIdentity() error {
 	}
 	dir := h.config.IdentityDir
 	if dir == "" {
-		return wrong("identity.dir", "is empty: outside dev this host needs an SVID, in a directory with cert.pem, key.pem and bundle.pem")
+		return nil // it is issued once there is a store
 	}
 	log := h.log.Named("identity")
 	files, err := svidfile.Open(dir, svidfile.Options{
@@ -67,13 +68,26 @@ func (h *Host) edge() api.Options {
 	}
 }
 
-// serveHTTP serves on the HTTP listener: TLS where there are identities. Liveness and
-// readiness are for everyone, and the rest for who has an identity.
+// issueIdentity has this host issue its SVID to itself, unless it has one.
+func (h *Host) issueIdentity(ctx context.Context) error {
+	if !h.secured() || h.identity != nil {
+		return nil
+	}
+	own, err := newOwn(ctx, h.issuer, h.id, h.log.Named("identity"))
+	if err != nil {
+		return fmt.Errorf("the host's own identity: %w", err)
+	}
+	h.identity, h.own = own, own
+	return nil
+}
+
+// serveHTTP serves on the HTTP listener: TLS where callers have identities. Liveness
+// and readiness are for everyone, and the rest for who has one.
 func (h *Host) serveHTTP(l net.Listener) error {
-	if h.identity == nil {
+	if !h.secured() {
 		return h.http.Serve(l)
 	}
-	return h.http.ServeTLS(l, "", "")
+	return h.http.ServeTLS(l, "", "") // without an identity it has no configuration, and fails
 }
 
 // httpTLS is the host's TLS, but that a client may come without a certificate.

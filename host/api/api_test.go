@@ -33,6 +33,7 @@ import (
 	"github.com/dodona-project/dodona/host/check"
 	"github.com/dodona-project/dodona/host/delivery"
 	"github.com/dodona-project/dodona/host/fsck"
+	"github.com/dodona-project/dodona/host/identity"
 	"github.com/dodona-project/dodona/host/refusal"
 	"github.com/dodona-project/dodona/host/rollout"
 	"github.com/dodona-project/dodona/host/service"
@@ -54,6 +55,7 @@ type edge struct {
 	admin  donav1.HostAdminClient
 	alarms *[]string
 	checks *check.Broker
+	issuer *identity.Issuer // nil without withIssuer
 
 	address  string
 	plugins  *fakePlugins
@@ -72,6 +74,7 @@ type setup struct {
 	sends     time.Duration
 	edit      func(*api.Options)
 	dial      []grpc.DialOption
+	issuer    *identity.Options
 }
 
 func withHeartbeat(d time.Duration) option { return func(s *setup) { s.heartbeat = d } }
@@ -89,6 +92,9 @@ func withSends(d time.Duration) option { return func(s *setup) { s.sends = d } }
 func serving(edit func(*api.Options), dial ...grpc.DialOption) option {
 	return func(s *setup) { s.edit, s.dial = edit, dial }
 }
+
+// withIssuer has the host issue identities; the store and what goes with it are set.
+func withIssuer(o identity.Options) option { return func(s *setup) { s.issuer = &o } }
 
 // analyzer knows prometheus, which measures nothing, and away, which was never
 // seen.
@@ -161,11 +167,18 @@ func newEdge(t *testing.T, options ...option) *edge {
 		Probe:    judge("probe", "http"),
 		Strategy: judge("strategy", "round-robin", "least-connections", "priority"),
 	}
+	var issuer *identity.Issuer
+	if o.issuer != nil {
+		o.issuer.Store, o.issuer.Audit, o.issuer.TrustDomain, o.issuer.HostID = actions, ledger, "example.org", "h1"
+		o.issuer.DataDir, o.issuer.Logger = t.TempDir(), hclog.NewNullLogger()
+		issuer, err = identity.Open(t.Context(), *o.issuer)
+		fatal(t, err)
+	}
 	serve := api.Options{
 		Dev: true, Health: health.NewServer(), Logger: hclog.NewNullLogger(), SendTimeout: o.sends, Registerer: metrics,
 		ControlPlane: control, Checkers: &api.CheckerControlPlane{Tasks: checks, Stopping: stopping},
 		HostAdmin: &api.HostAdmin{HostID: "h1", Version: "test", Store: st, Actions: actions, Audit: ledger, Sessions: sessions,
-			Plugins: fake, Alarms: func() []string { return nil }, Stopping: stopping,
+			Plugins: fake, Alarms: func() []string { return nil }, Stopping: stopping, Identities: issuer,
 			Operate: api.StoreOperations{
 				Check:  func(ctx context.Context) (fsck.Report, error) { return fsck.Run(ctx, st, "example.org") },
 				Backup: func(w io.Writer) error { _, err := w.Write(backupOfATest); return err },
@@ -198,7 +211,7 @@ func newEdge(t *testing.T, options ...option) *edge {
 		loops.Wait()
 	})
 	t.Cleanup(leave)
-	return &edge{t, st, server, conn, donav1.NewControlPlaneClient(conn), donav1.NewHostAdminClient(conn), &alarms, checks, listener.Addr().String(), fake, rollouts, metrics, stop, leave}
+	return &edge{t, st, server, conn, donav1.NewControlPlaneClient(conn), donav1.NewHostAdminClient(conn), &alarms, checks, issuer, listener.Addr().String(), fake, rollouts, metrics, stop, leave}
 }
 
 // patient sends a request again whose entry was not durable in time, as the answer

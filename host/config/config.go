@@ -47,6 +47,13 @@ type Config struct {
 	Heartbeat    time.Duration // that endpoints are told
 	RestartGrace time.Duration // longest wait for remembered endpoints after a start
 
+	Identities      bool // this host issues them: always without dev, with it when bootstrap.listen is set
+	SVIDTTL         time.Duration
+	SVIDMinTTL      time.Duration
+	HostKeys        bool   // makes keys for workloads that send no request
+	CACert, CAKey   string // files of the authority; empty = one of the data directory
+	BootstrapPublic bool   // the bootstrap listener may be on another address than loopback
+
 	CheckInterval time.Duration // between two checks of an endpoint that is well
 	CheckTimeout  time.Duration // of one check
 
@@ -118,8 +125,18 @@ func Settings() []Setting {
 			Help: "address of the gRPC services",
 			set:  address(func(c *Config) *string { return &c.GRPCListen })},
 		{Key: "bootstrap.listen", Flag: "bootstrap-listen", Default: "127.0.0.1:7601",
-			Help: "address where identities are issued; not used with dev",
+			Help: "address where identities are issued for tokens; with dev only when it is set",
 			set:  address(func(c *Config) *string { return &c.BootstrapListen })},
+		{Key: "bootstrap.reach", Flag: "bootstrap-reach", Default: "loopback",
+			Help: "loopback, or plaintext-over-the-network: whoever reads along there can use a token before its owner",
+			set: func(c *Config, v string) error {
+				switch v {
+				case "loopback", "plaintext-over-the-network":
+					c.BootstrapPublic = v != "loopback"
+					return nil
+				}
+				return fmt.Errorf("is %q: allowed are loopback and plaintext-over-the-network", short(v))
+			}},
 		{Key: "http.listen", Flag: "http-listen", Default: "127.0.0.1:7602",
 			Help: "address of /metrics, /healthz and /readyz; TLS but with dev",
 			set:  address(func(c *Config) *string { return &c.HTTPListen })},
@@ -242,6 +259,21 @@ func Settings() []Setting {
 		{Key: "checks.timeout", Flag: "check-timeout", Default: "5s",
 			Help: "how long an endpoint has to answer a check",
 			set:  duration(func(c *Config) *time.Duration { return &c.CheckTimeout }, 10*time.Millisecond, time.Minute)},
+		{Key: "identity.ttl", Flag: "identity-ttl", Default: "1h",
+			Help: "how long an SVID is valid",
+			set:  duration(func(c *Config) *time.Duration { return &c.SVIDTTL }, time.Second, 24*time.Hour)},
+		{Key: "identity.minTTL", Flag: "identity-min-ttl", Default: "5m",
+			Help: "an SVID that would be valid for less, because its authority ends, is not issued",
+			set:  duration(func(c *Config) *time.Duration { return &c.SVIDMinTTL }, time.Second, 24*time.Hour)},
+		{Key: "identity.host_keys", Flag: "identity-host-keys", Default: "false", Bool: true,
+			Help: "make the key for a workload that sends no certificate request; it then crosses the wire",
+			set:  boolean(func(c *Config) *bool { return &c.HostKeys })},
+		{Key: "identity.ca_cert", Flag: "identity-ca-cert", Default: "",
+			Help: "certificate of the authority, in PEM; without it one of the data directory, made at the first start",
+			set:  text(func(c *Config) *string { return &c.CACert })},
+		{Key: "identity.ca_key", Flag: "identity-ca-key", Default: "",
+			Help: "file of mode 0600 with the authority's key, in PEM",
+			set:  text(func(c *Config) *string { return &c.CAKey })},
 		{Key: "plugins.dir", Flag: "plugin-dir", Default: "",
 			Help: "directory of plugins that are files; with dev only, because files are not pinned yet",
 			set:  text(func(c *Config) *string { return &c.PluginDir })},
@@ -287,6 +319,7 @@ func (c *Config) check(where func(key string) string) (problems []Problem) {
 	if c.GRPCListen == c.HTTPListen && !strings.HasSuffix(c.GRPCListen, ":0") {
 		add("http.listen", "is %q, as grpc.listen is: they need two ports", short(c.HTTPListen))
 	}
+	problems = append(problems, c.checkIdentities(where)...)
 	if c.PluginBackoff.Min > c.PluginBackoff.Max {
 		add("plugins.backoff.min", "is %s, more than plugins.backoff.max, %s", c.PluginBackoff.Min, c.PluginBackoff.Max)
 	}
@@ -321,6 +354,30 @@ func (c *Config) checkStore(where func(key string) string) (problems []Problem) 
 		if strings.HasPrefix(s.Key, "store.redis.") && where(s.Key) != "default" {
 			problems = append(problems, Problem{Where: where(s.Key), Key: s.Key, Text: "is set, but store is embedded: name the server there"})
 		}
+	}
+	return problems
+}
+
+// checkIdentities judges the settings of what is issued and where.
+func (c *Config) checkIdentities(where func(key string) string) (problems []Problem) {
+	add := func(key, format string, args ...any) {
+		problems = append(problems, Problem{Where: where(key), Key: key, Text: fmt.Sprintf(format, args...)})
+	}
+	if c.Identities {
+		if !c.BootstrapPublic && !loopback(c.BootstrapListen) {
+			add("bootstrap.listen", "is %q: only loopback addresses are allowed, such as 127.0.0.1:7601, because it is plaintext; bootstrap.reach says otherwise in words", short(c.BootstrapListen))
+		}
+		for key, other := range map[string]string{"grpc.listen": c.GRPCListen, "http.listen": c.HTTPListen} {
+			if c.BootstrapListen == other && !strings.HasSuffix(other, ":0") {
+				add("bootstrap.listen", "is %q, as %s is: they need two ports", short(c.BootstrapListen), key)
+			}
+		}
+	}
+	if c.SVIDTTL < c.SVIDMinTTL {
+		add("identity.ttl", "is %s, less than identity.minTTL, %s", c.SVIDTTL, c.SVIDMinTTL)
+	}
+	if (c.CACert == "") != (c.CAKey == "") {
+		add("identity.ca_cert", "and identity.ca_key belong together: set both or neither")
 	}
 	return problems
 }

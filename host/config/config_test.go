@@ -51,6 +51,24 @@ func TestDefaults(t *testing.T) {
 	}
 }
 
+// TestIdentities: a host issues them unless it is for development and was told nothing
+// of it.
+func TestIdentities(t *testing.T) {
+	for _, tc := range []struct {
+		flags map[string]string
+		want  bool
+	}{
+		{map[string]string{"dev": "true"}, false},
+		{map[string]string{"dev": "true", "bootstrap-listen": "127.0.0.1:0"}, true},
+		{map[string]string{"dev": "true", "bootstrap-listen": "10.0.0.1:1", "bootstrap-reach": "plaintext-over-the-network"}, true},
+	} {
+		c, problems := load(t, "", nil, tc.flags)
+		if problems != nil || c.Identities != tc.want {
+			t.Errorf("%v: %v, %+v", tc.flags, problems, c)
+		}
+	}
+}
+
 func TestPrecedence(t *testing.T) {
 	file := "dev: true\ntrust_domain: file.example\nlog:\n  level: warn\nsession:\n  heartbeat: 1s\n"
 	c, problems := load(t, file, []string{"DONA_LOG_LEVEL=error", "DONA_HEARTBEAT=2s", "PATH=/bin", "DONA_HOST=127.0.0.1:1"}, map[string]string{"heartbeat": "3s"})
@@ -109,6 +127,12 @@ func TestBadFiles(t *testing.T) {
 		{"a long socket", "dev: true\ndebug: {socket: /" + strings.Repeat("x", 107) + "}\n", ":2:17", "debug.socket", "107"},
 		{"not loopback", "dev: true\ngrpc: {listen: \"0.0.0.0:1\"}\n", ":2:16", "grpc.listen", "loopback"},
 		{"one port twice", "dev: true\ngrpc: {listen: \"127.0.0.1:9\"}\nhttp: {listen: \"127.0.0.1:9\"}\n", ":3:16", "http.listen", "two ports"},
+		{"bootstrap for all", "dev: true\nbootstrap: {listen: \"0.0.0.0:1\"}\n", ":2:21", "bootstrap.listen", "bootstrap.reach"},
+		{"reach", "dev: true\nbootstrap: {reach: \"yes\"}\n", ":2:20", "bootstrap.reach", "plaintext-over-the-network"},
+		{"bootstrap's port", "dev: true\nbootstrap: {listen: \"127.0.0.1:9\"}\nhttp: {listen: \"127.0.0.1:9\"}\n", ":2:21", "bootstrap.listen", "two ports"},
+		{"a short life", "dev: true\nidentity: {ttl: 1m}\n", ":2:17", "identity.ttl", "identity.minTTL"},
+		{"a long life", "dev: true\nidentity: {ttl: 25h}\n", ":2:17", "identity.ttl", "24h"},
+		{"half an authority", "dev: true\nidentity: {ca_key: x}\n", "default", "identity.ca_cert", "belong together"},
 		{"backoff", "dev: true\nplugins: {backoff: {min: 2m}}\n", ":2:26", "plugins.backoff.min", "more than"},
 		{"plugin twice", "dev: true\nplugins:\n  strategy:\n    a: {}\n    a: {}\n", ":5:5", "plugins.strategy.a", "a second time"},
 		{"plugin key", "dev: true\nplugins:\n  strategy:\n    a: {nope: 1}\n", ":4:9", "plugins.strategy.a.nope", "allowed here are"},

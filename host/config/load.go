@@ -65,6 +65,7 @@ func Load(file string, environ []string, flags map[string]string) (*Config, erro
 			l.set(s, "--"+s.Flag, value)
 		}
 	}
+	l.config.Identities = !l.config.Dev && !l.config.Plaintext || l.from["bootstrap.listen"] != ""
 	if len(l.problems) == 0 {
 		l.problems = l.config.check(func(key string) string {
 			if where := l.from[key]; where != "" {
