@@ -57,6 +57,7 @@ type edge struct {
 	checks *check.Broker
 	issuer *identity.Issuer // nil without withIssuer
 
+	address  string
 	plugins  *fakePlugins
 	rollouts *rollout.Controller // ticks when a test says so
 	metrics  *prom.Registry
@@ -72,6 +73,8 @@ type setup struct {
 	shared    store.Store
 	sends     time.Duration
 	issuer    *identity.Options
+	edit      func(*api.Options)
+	dial      []grpc.DialOption
 }
 
 func withHeartbeat(d time.Duration) option { return func(s *setup) { s.heartbeat = d } }
@@ -87,6 +90,11 @@ func withSends(d time.Duration) option { return func(s *setup) { s.sends = d } }
 
 // withIssuer has the host issue identities; the store and what goes with it are set.
 func withIssuer(o identity.Options) option { return func(s *setup) { s.issuer = &o } }
+
+// serving changes how the server is made.
+func serving(edit func(*api.Options), dial ...grpc.DialOption) option {
+	return func(s *setup) { s.edit, s.dial = edit, dial }
+}
 
 // analyzer knows prometheus, which measures nothing, and away, which was never
 // seen.
@@ -125,7 +133,7 @@ func newEdge(t *testing.T, options ...option) *edge {
 		t.Cleanup(func() { _ = st.Close() })
 	}
 	ledger := audit.New("example.org")
-	dial := []grpc.DialOption{grpc.WithTransportCredentials(insecure.NewCredentials())}
+	dial := append([]grpc.DialOption{grpc.WithTransportCredentials(insecure.NewCredentials())}, o.dial...)
 	actions := audit.Guard(st)
 	if o.wrap != nil {
 		actions = audit.Guard(o.wrap(st))
@@ -166,7 +174,7 @@ func newEdge(t *testing.T, options ...option) *edge {
 		issuer, err = identity.Open(t.Context(), *o.issuer)
 		fatal(t, err)
 	}
-	server, err := api.New(api.Options{
+	serve := api.Options{
 		Dev: true, Health: health.NewServer(), Logger: hclog.NewNullLogger(), SendTimeout: o.sends, Registerer: metrics,
 		ControlPlane: control, Checkers: &api.CheckerControlPlane{Tasks: checks, Stopping: stopping},
 		HostAdmin: &api.HostAdmin{HostID: "h1", Version: "test", Store: st, Actions: actions, Audit: ledger, Sessions: sessions,
@@ -175,7 +183,11 @@ func newEdge(t *testing.T, options ...option) *edge {
 				Check:  func(ctx context.Context) (fsck.Report, error) { return fsck.Run(ctx, st, "example.org") },
 				Backup: func(w io.Writer) error { _, err := w.Write(backupOfATest); return err },
 			}},
-	})
+	}
+	if o.edit != nil {
+		o.edit(&serve)
+	}
+	server, err := api.New(serve)
 	fatal(t, err)
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	fatal(t, err)
@@ -199,7 +211,7 @@ func newEdge(t *testing.T, options ...option) *edge {
 		loops.Wait()
 	})
 	t.Cleanup(leave)
-	return &edge{t, st, server, conn, donav1.NewControlPlaneClient(conn), donav1.NewHostAdminClient(conn), &alarms, checks, issuer, fake, rollouts, metrics, stop, leave}
+	return &edge{t, st, server, conn, donav1.NewControlPlaneClient(conn), donav1.NewHostAdminClient(conn), &alarms, checks, issuer, listener.Addr().String(), fake, rollouts, metrics, stop, leave}
 }
 
 // patient sends a request again whose entry was not durable in time, as the answer
