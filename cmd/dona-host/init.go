@@ -143,9 +143,9 @@ http:
 		return err
 	}
 	_, _ = fmt.Fprintf(stdout, `made %[1]s, with
-  %[2]s   the configuration
-  %[3]s        the host's state, and in its folder ca the authority's key: keep it to yourself
-  %[4]s/%[5]s   the identity %[6]s, valid for a day
+  %[2]s: the configuration
+  %[3]s: the host's state, and in its folder ca the authority's key: keep it to yourself
+  %[4]s/%[5]s: the identity %[6]s, valid for a day
 
 Now start the host:
   dona-host --config %[1]s/%[2]s
@@ -155,7 +155,9 @@ and in another terminal, be its operator:
   dona services
   dona svid token create --service checkout     (lets a workload have its identity)
 
-When the day is over: stop the host and run dona-host operator %[1]s.
+This keeps the identity for longer than the day, for as long as it runs:
+  dona svid agent --socket %[1]s/%[4]s/agent.sock --out %[1]s/%[4]s/%[5]s
+Once it has expired, stop the host and run dona-host operator %[1]s --name %[5]s.
 `, dir, configFile, dataFolder, adminFolder, name, o.ID)
 	return nil
 }

@@ -33,6 +33,7 @@ import (
 	"google.golang.org/protobuf/types/dynamicpb"
 
 	"github.com/dodona-project/dodona/host/api"
+	"github.com/dodona-project/dodona/host/identity"
 	"github.com/dodona-project/dodona/host/store"
 	"github.com/dodona-project/dodona/sdk/dona/svidtest"
 )
@@ -41,7 +42,7 @@ const domain = "example.org"
 
 // secured is an edge with mTLS; what its own connection calls, admin/ann calls.
 func secured(t *testing.T, ca *svidtest.CA, edits ...func(*api.Options)) *edge {
-	return newEdge(t, serving(func(o *api.Options) {
+	return newEdge(t, withIssuer(identity.Options{TTL: time.Hour, MinTTL: time.Minute}), serving(func(o *api.Options) {
 		o.Dev, o.Identity, o.TrustDomain = false, ca.Source("/host/h1"), spiffeid.RequireTrustDomainFromString(domain)
 		for _, edit := range edits {
 			edit(o)
@@ -191,6 +192,10 @@ func TestOtherObjects(t *testing.T) {
 		donav1.ControlPlane_ReportStats_FullMethodName: {web, "web", [2]string{"api", "nope"}, func(conn *grpc.ClientConn, name string) error {
 			_, err := donav1.NewControlPlaneClient(conn).ReportStats(ctx(t), &donav1.StatsBatch{Calls: []*donav1.CallOutcome{
 				{Service: "api", Variant: "v1", UnixMs: time.Now().UnixMilli()}, {Service: "api", Variant: "v1", CallerService: name, UnixMs: time.Now().UnixMilli()}}})
+			return err
+		}, codes.OK},
+		donav1.Identity_IssueSvid_FullMethodName: {web, "web", [2]string{"api", "nope"}, func(conn *grpc.ClientConn, name string) error {
+			_, err := donav1.NewIdentityClient(conn).IssueSvid(ctx(t), &donav1.IssueSvidRequest{Service: name, CsrPem: newCSR(t)})
 			return err
 		}, codes.OK},
 		controlplanev1.CheckerControlPlane_RegisterChecker_FullMethodName: {checker, "c1", [2]string{"c2", "nope"}, func(conn *grpc.ClientConn, name string) error {

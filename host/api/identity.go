@@ -75,6 +75,32 @@ func caStatus(a identity.Authorities) *donav1.CAStatus {
 	return s
 }
 
+// renewals serves dona.v1.Identity to callers that have an SVID already.
+type renewals struct {
+	donav1.UnimplementedIdentityServer
+	host *HostAdmin
+}
+
+// IssueSvid issues the caller's next SVID, for the identity that it has.
+func (r *renewals) IssueSvid(ctx context.Context, req *donav1.IssueSvidRequest) (*donav1.IssueSvidResponse, error) {
+	if req.BootstrapToken != "" {
+		return nil, refusal.Field("bootstrap_token", "is set: tokens are taken at the bootstrap listener, here the caller's own SVID stands for one")
+	}
+	caller := who(ctx).id
+	if caller.Kind == "" {
+		return nil, refusal.New(refusal.Precondition, "the caller has no SVID to renew: get the first one for a token, at the bootstrap listener")
+	}
+	issuer, err := r.host.issuer()
+	if err != nil {
+		return nil, err
+	}
+	s, err := issuer.Renew(ctx, caller, identity.Request{Service: req.Service, Path: req.Path, CSR: req.CsrPem})
+	if err != nil {
+		return nil, err
+	}
+	return reply(s), nil
+}
+
 // reply is an SVID as it is sent.
 func reply(s *identity.SVID) *donav1.IssueSvidResponse {
 	return &donav1.IssueSvidResponse{SpiffeId: s.ID.String(), CertPem: s.Cert, KeyPem: s.Key, BundlePem: s.Bundle, ExpiresUnix: s.Expires.Unix()}

@@ -34,24 +34,37 @@ func (e *edge) bootstrap() donav1.IdentityClient {
 
 func (e *edge) bootstrapConn() *grpc.ClientConn {
 	e.t.Helper()
+	conn, err := grpc.NewClient(e.bootstrapAddress(), grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithUnaryInterceptor(patient))
+	fatal(e.t, err)
+	e.t.Cleanup(func() { _ = conn.Close() })
+	return conn
+}
+
+// bootstrapAddress is where tokens are taken until the test ends.
+func (e *edge) bootstrapAddress() string {
+	e.t.Helper()
 	server := api.NewBootstrap(e.issuer, hclog.NewNullLogger())
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	fatal(e.t, err)
 	served := make(chan struct{})
 	go func() { defer close(served); _ = server.Serve(listener) }()
-	conn, err := grpc.NewClient(listener.Addr().String(), grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithUnaryInterceptor(patient))
-	fatal(e.t, err)
-	e.t.Cleanup(func() { _ = conn.Close(); server.Stop(); <-served })
-	return conn
+	e.t.Cleanup(func() { server.Stop(); <-served })
+	return listener.Addr().String()
 }
 
 func newCSR(t *testing.T) []byte {
+	t.Helper()
+	_, csr := newCSRKey(t)
+	return csr
+}
+
+func newCSRKey(t *testing.T) (*ecdsa.PrivateKey, []byte) {
 	t.Helper()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	fatal(t, err)
 	der, err := x509.CreateCertificateRequest(rand.Reader, &x509.CertificateRequest{DNSNames: []string{"bank.example"}}, key)
 	fatal(t, err)
-	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE REQUEST", Bytes: der})
+	return key, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE REQUEST", Bytes: der})
 }
 
 // TestBootstrap: a token is good for its identity, at the listener for it and nowhere

@@ -132,6 +132,8 @@ var Policy = map[string]Rule{
 	donav1.HostAdmin_RevokeToken_FullMethodName:    admin(),
 	donav1.HostAdmin_RolloverCA_FullMethodName:     admin(),
 
+	donav1.Identity_IssueSvid_FullMethodName: {Roles: []Role{Workload, Worker, Checker, Admin, Host}, Object: "service or path", MaxBytes: bootstrapMessage, Rate: 1, Burst: 60, Class: Control},
+
 	grpc_health_v1.Health_Check_FullMethodName: liveness(),
 	grpc_health_v1.Health_Watch_FullMethodName: liveness(),
 	grpc_health_v1.Health_List_FullMethodName:  liveness(),

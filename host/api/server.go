@@ -91,6 +91,7 @@ func New(o Options) (*grpc.Server, error) {
 		controlplanev1.RegisterCheckerControlPlaneServer(server, controlplanev1.UnimplementedCheckerControlPlaneServer{})
 	}
 	donav1.RegisterHostAdminServer(server, o.HostAdmin)
+	donav1.RegisterIdentityServer(server, &renewals{host: o.HostAdmin})
 	grpc_health_v1.RegisterHealthServer(server, o.Health)
 	if o.Dev {
 		reflection.Register(server)

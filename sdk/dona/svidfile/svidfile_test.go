@@ -85,9 +85,13 @@ func TestBadFiles(t *testing.T) {
 			fatal(t, err)
 			fatal(t, os.WriteFile(filepath.Join(dir, "key.pem"), data, 0o600))
 		}, "do not make an SVID"},
-		{"another bundle", func(t *testing.T, dir string) { svidtest.Source{SVID: ca.Issue("/svc/web"), Bundle: other.Bundle}.Write(t, dir) }, "does not hold for bundle.pem"},
+		{"another bundle", func(t *testing.T, dir string) {
+			svidtest.Source{SVID: ca.Issue("/svc/web"), Bundle: other.Bundle}.Write(t, dir)
+		}, "does not hold for bundle.pem"},
 		{"expired", func(t *testing.T, dir string) { ca.Source("/svc/web", svidtest.Lasting(-time.Second)).Write(t, dir) }, "expired"},
-		{"a CA", func(t *testing.T, dir string) { ca.Source("/svc/web", func(c *x509.Certificate) { c.IsCA = true }).Write(t, dir) }, "CA flag"},
+		{"a CA", func(t *testing.T, dir string) {
+			ca.Source("/svc/web", func(c *x509.Certificate) { c.IsCA = true }).Write(t, dir)
+		}, "CA flag"},
 		{"a key that others may read", mode("key.pem", 0o640), "chmod 600"},
 		{"a directory that others may write to", mode(".", 0o770), "chmod go-w"},
 	} {

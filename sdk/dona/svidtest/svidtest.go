@@ -62,11 +62,18 @@ func (ca *CA) Issue(path string, changes ...func(*x509.Certificate)) *x509svid.S
 		change(template)
 	}
 	key := newKey(ca.t)
-	der, err := x509.CreateCertificate(rand.Reader, template, ca.cert, key.Public(), ca.key)
+	return &x509svid.SVID{ID: id, Certificates: []*x509.Certificate{ca.Sign(template, key.Public())}, PrivateKey: key}
+}
+
+// Sign makes a certificate of the authority for a key, from a template that is taken as
+// it is.
+func (ca *CA) Sign(template *x509.Certificate, key crypto.PublicKey) *x509.Certificate {
+	ca.t.Helper()
+	der, err := x509.CreateCertificate(rand.Reader, template, ca.cert, key, ca.key)
 	fatal(ca.t, err)
 	leaf, err := x509.ParseCertificate(der)
 	fatal(ca.t, err)
-	return &x509svid.SVID{ID: id, Certificates: []*x509.Certificate{leaf}, PrivateKey: key}
+	return leaf
 }
 
 // Lasting is a change that ends the certificate after d.

@@ -90,7 +90,7 @@ func (a *app) root() *cobra.Command {
 	root := group("dona", "Operate a Dodona host: deliveries, canary rollouts, flags, policy, status",
 		a.statusCommand(), a.servicesCommand(), a.rolloutCommand(), a.flagCommand(), a.policyCommand(),
 		a.artifactCommand(), a.releaseCommand(), a.deployCommand(), a.ingressCommand(), a.shareCommand(),
-		a.pluginCommand(), a.storeCommand(), a.bucketCommand(), a.explainCommand(), a.demoCommand(), a.demoServiceCommand(), a.completionCommand(), a.versionCommand())
+		a.pluginCommand(), a.storeCommand(), a.svidCommand(), a.bucketCommand(), a.explainCommand(), a.demoCommand(), a.demoServiceCommand(), a.completionCommand(), a.versionCommand())
 	root.Long = `Operate a Dodona host: deliveries, canary rollouts, flags, policy, status.
 
 Exit codes: 0 ok, 1 the operation failed, 2 the command line is wrong,
