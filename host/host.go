@@ -12,6 +12,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"runtime/debug"
 	"strings"
 	"sync"
 	"time"
@@ -19,6 +20,7 @@ import (
 	"github.com/hashicorp/go-hclog"
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
+	"github.com/spiffe/go-spiffe/v2/spiffeid"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/health"
 	"google.golang.org/grpc/health/grpc_health_v1"
@@ -82,6 +84,14 @@ type Host struct {
 
 	grpcListener, httpListener net.Listener
 
+	identity      api.Identity // this host's own; nil = nobody here has one
+	domain        spiffeid.TrustDomain
+	own           *own // the same, when this host issues it
+	closeIdentity func() error
+	reloads       *prometheus.CounterVec // of its files
+
+	aside []*aside // more that is served, for people on this machine
+
 	bootstrap         *grpc.Server // with the issuer, as its listener
 	bootstrapListener net.Listener
 }
@@ -95,7 +105,19 @@ func New(c *config.Config, log hclog.Logger) (h *Host, err error) {
 		ledger: audit.New(c.TrustDomain), health: health.NewServer(), process: rand.Text(),
 	}
 	h.health.SetServingStatus("", grpc_health_v1.HealthCheckResponse_NOT_SERVING)
+	h.reloads = newReloads(h.metrics)
 	// Before the store, which would be made: wrong settings change nothing.
+	if err := h.openIdentity(); err != nil {
+		return nil, err
+	}
+	defer func() {
+		if err != nil {
+			h.forgetIdentity()
+		}
+	}()
+	if c.MemoryLimit > 0 {
+		debug.SetMemoryLimit(c.MemoryLimit)
+	}
 	if h.plugins, err = h.newPlugins(); err != nil {
 		return nil, &config.Error{Problems: []config.Problem{{Where: "plugins", Text: err.Error()}}}
 	}
@@ -120,6 +142,9 @@ func New(c *config.Config, log hclog.Logger) (h *Host, err error) {
 
 func (h *Host) wire() (err error) {
 	if err := h.openIssuer(context.Background()); err != nil {
+		return err
+	}
+	if err := h.issueIdentity(context.Background()); err != nil {
 		return err
 	}
 	h.strategy = newStrategies(h.plugins)
@@ -171,11 +196,10 @@ func (h *Host) wire() (err error) {
 		Reports: service.NewReports(h.plane, h.rollouts, time.Now),
 		Checks:  h.checks, Strategy: h.strategy.check, Probe: probes.check, Wall: time.Now, Stopping: h.stopping,
 	}
-	h.grpc, err = api.New(api.Options{
-		Dev: h.config.Dev, Health: h.health, Logger: h.log.Named("api"), Registerer: h.metrics,
-		ControlPlane: h.control, Checkers: &api.CheckerControlPlane{Tasks: h.checks, Stopping: h.stopping},
-		HostAdmin: h.admin(),
-	})
+	edge := h.edge()
+	edge.ControlPlane, edge.Checkers = h.control, &api.CheckerControlPlane{Tasks: h.checks, Stopping: h.stopping}
+	edge.Registerer = h.metrics
+	h.grpc, err = api.New(edge)
 	return err
 }
 
@@ -197,7 +221,12 @@ func (h *Host) admin() *api.HostAdmin {
 // wraps store.ErrRefused says that the store broke its promise and closed.
 func (h *Host) Run(ctx context.Context) error {
 	defer func() { _ = h.store.Close() }()
+	defer h.forgetIdentity()
 	if err := h.listen(); err != nil {
+		return err
+	}
+	defer h.endAside()
+	if err := h.serveAside(); err != nil {
 		return err
 	}
 	if h.waits != nil {
@@ -247,7 +276,11 @@ func (h *Host) Run(ctx context.Context) error {
 	loop("adoptions", h.recordAdoptions)
 	loop("replicas", h.recordReplicas)
 	go func() { failed <- h.grpc.Serve(h.grpcListener) }()
-	go func() { failed <- h.http.Serve(h.httpListener) }()
+	h.http = h.newHTTP() // with the identity that there is by now
+	go func() { failed <- h.serveHTTP(h.httpListener) }()
+	if h.own != nil {
+		loop("own identity", h.own.run)
+	}
 	if h.issuer != nil {
 		loop("identities", h.issuer.Run)
 		go func() { failed <- h.bootstrap.Serve(h.bootstrapListener) }()
@@ -314,6 +347,9 @@ func (h *Host) listen() (err error) {
 func (h *Host) announce() error {
 	where := map[string]any{
 		"grpc": h.grpcListener.Addr().String(), "http": h.httpListener.Addr().String(), "pid": os.Getpid(),
+	}
+	for _, a := range h.aside {
+		where[a.name] = a.listener.Addr().String()
 	}
 	if h.bootstrapListener != nil {
 		where["bootstrap"] = h.bootstrapListener.Addr().String()

@@ -19,6 +19,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/dodona-project/dodona/host/limits"
 	"github.com/dodona-project/dodona/host/store/redis"
 )
 
@@ -29,6 +30,13 @@ type Config struct {
 	GRPCListen      string
 	BootstrapListen string
 	HTTPListen      string
+	OpsListen       string // plaintext, on loopback; empty = none
+	IdentityDir     string // with the host's own SVID; empty = the host issues it to itself
+	Plaintext       bool   // gRPC without identities, and without --dev
+	Caps            Caps   // none with dev
+	MemoryLimit     int64  // bytes; 0 = GOMEMLIMIT, or none
+	DebugSocket     string // where pprof is served; empty = nowhere
+	Environment     string // that workers and checkers have to be of; empty = any
 	Store           string // "embedded", or a URL that Redis is parsed from
 	Redis           redis.Target
 	RedisReplicas   int // that hard writes wait for
@@ -52,6 +60,13 @@ type Config struct {
 	PluginDir     string
 	PluginBackoff Backoff
 	Plugins       map[string]Plugin // by "<kind>/<name>"
+}
+
+// Caps bound what is open on the gRPC listener at once. 0 is no bound.
+type Caps struct {
+	Connections        int
+	ConnectionsPerPeer int
+	StreamsPerPeer     int
 }
 
 // Backoff bounds the wait before a plugin is started again.
@@ -90,6 +105,11 @@ func (s Setting) Env() string {
 	return "DONA_" + strings.ToUpper(strings.NewReplacer(".", "_", "-", "_").Replace(name))
 }
 
+const (
+	plaintextWords = "anyone-who-connects-is-an-operator"
+	maxSocketPath  = 107 // the system's bound
+)
+
 var trustDomain = regexp.MustCompile(`^[a-z0-9]([a-z0-9._-]{0,253}[a-z0-9])?$`)
 
 // Settings lists every setting but those of single plugins.
@@ -118,8 +138,65 @@ func Settings() []Setting {
 				return fmt.Errorf("is %q: allowed are loopback and plaintext-over-the-network", short(v))
 			}},
 		{Key: "http.listen", Flag: "http-listen", Default: "127.0.0.1:7602",
-			Help: "address of /metrics, /healthz and /readyz",
+			Help: "address of /metrics, /healthz and /readyz; TLS but with dev",
 			set:  address(func(c *Config) *string { return &c.HTTPListen })},
+		{Key: "http.ops_listen", Flag: "http-ops-listen", Default: "",
+			Help: "one more address of the same three, plaintext and on loopback, for what scrapes and probes on this machine",
+			set: func(c *Config, v string) error {
+				if v == "" {
+					c.OpsListen = ""
+					return nil
+				}
+				if err := address(func(c *Config) *string { return &c.OpsListen })(c, v); err != nil || loopback(v) {
+					return err
+				}
+				return fmt.Errorf("is %q: it is plaintext, so allowed are loopback addresses alone, such as 127.0.0.1:7603", short(v))
+			}},
+		{Key: "identity.dir", Flag: "identity-dir", Default: "",
+			Help: "directory with cert.pem, key.pem and bundle.pem of this host, which are followed; not used with dev",
+			set:  text(func(c *Config) *string { return &c.IdentityDir })},
+		{Key: "environment", Flag: "environment", Default: "",
+			Help: "environment that workers and checkers have to be of, the first part of their SPIFFE IDs; without it any",
+			set: func(c *Config, v string) error {
+				if err := limits.OptionalName(v); err != nil {
+					return err
+				}
+				c.Environment = v
+				return nil
+			}},
+		{Key: "grpc.plaintext", Flag: "grpc-plaintext", Default: "never",
+			Help: "never, or anyone-who-connects-is-an-operator: no TLS and no identities, for networks where nobody else is",
+			set: func(c *Config, v string) error {
+				if v != "never" && v != plaintextWords {
+					return fmt.Errorf("is %q: allowed are never and %s", short(v), plaintextWords)
+				}
+				c.Plaintext = v == plaintextWords
+				return nil
+			}},
+		{Key: "grpc.max_connections", Flag: "grpc-max-connections", Default: "16384",
+			Help: "connections at once; 0 = no bound, as with dev",
+			set:  number(func(c *Config) *int { return &c.Caps.Connections }, 1<<20)},
+		{Key: "grpc.max_connections_per_peer", Flag: "grpc-max-connections-per-peer", Default: "64",
+			Help: "connections at once of one identity from one address; 0 = no bound, as with dev",
+			set:  number(func(c *Config) *int { return &c.Caps.ConnectionsPerPeer }, 1<<20)},
+		{Key: "grpc.max_streams_per_peer", Flag: "grpc-max-streams-per-peer", Default: "1024",
+			Help: "calls under way of one identity from one address; 0 = no bound, as with dev",
+			set:  number(func(c *Config) *int { return &c.Caps.StreamsPerPeer }, 1<<20)},
+		{Key: "memory.limit", Flag: "memory-limit", Default: "",
+			Help: "memory in MiB or GiB, such as 512MiB, at whose 80, 90 and 95 % calls are refused; without it GOMEMLIMIT, or none",
+			set: func(c *Config, v string) (err error) {
+				c.MemoryLimit, err = size(v)
+				return err
+			}},
+		{Key: "debug.socket", Flag: "debug-socket", Default: "",
+			Help: "path of a unix socket of mode 0600 with Go's profiles (net/http/pprof)",
+			set: func(c *Config, v string) error {
+				if len(v) > maxSocketPath || strings.ContainsAny(v, "\n\x00") {
+					return fmt.Errorf("is %q: allowed is a path of at most %d bytes without line breaks", short(v), maxSocketPath)
+				}
+				c.DebugSocket = v
+				return nil
+			}},
 		{Key: "store", Flag: "store", Default: "embedded",
 			Help: "where state is kept: embedded, or redis://host:port/db and its other forms",
 			set:  setStore},
@@ -225,8 +302,14 @@ func (c *Config) check(where func(key string) string) (problems []Problem) {
 	add := func(key, format string, args ...any) {
 		problems = append(problems, Problem{Where: where(key), Key: key, Text: fmt.Sprintf(format, args...)})
 	}
-	if !c.Dev {
-		add("dev", "is false: this version serves plaintext on loopback only; start it with --dev")
+	if c.Dev {
+		c.Caps = Caps{}
+	}
+	if c.Plaintext && !c.Dev && !loopback(c.HTTPListen) {
+		add("http.listen", "is %q: with grpc.plaintext the host has no certificate, so it has to be a loopback address", short(c.HTTPListen))
+	}
+	if c.Plaintext && c.IdentityDir != "" {
+		add("grpc.plaintext", "is set, and so is identity.dir: either callers have identities or they have none")
 	}
 	for key, listen := range map[string]string{"grpc.listen": c.GRPCListen, "http.listen": c.HTTPListen} {
 		if c.Dev && !loopback(listen) {
@@ -330,6 +413,33 @@ func setStore(c *Config, v string) error {
 
 func text(at func(*Config) *string) func(*Config, string) error {
 	return func(c *Config, v string) error { *at(c) = v; return nil }
+}
+
+func number(at func(*Config) *int, most int) func(*Config, string) error {
+	return func(c *Config, v string) error {
+		n, err := strconv.Atoi(v)
+		if err != nil || n < 0 || n > most {
+			return fmt.Errorf("is %q: allowed are 0 to %d", short(v), most)
+		}
+		*at(c) = n
+		return nil
+	}
+}
+
+// size reads a number of MiB or GiB, at least 64 MiB; empty is 0.
+func size(v string) (int64, error) {
+	if v == "" {
+		return 0, nil
+	}
+	digits, shift := strings.TrimSuffix(v, "MiB"), 20
+	if digits == v {
+		digits, shift = strings.TrimSuffix(v, "GiB"), 30
+	}
+	n, err := strconv.ParseInt(digits, 10, 32)
+	if err != nil || digits == v || n<<shift < 64<<20 || n > 1<<20 {
+		return 0, fmt.Errorf("is %q: allowed are 64MiB and more, with a unit (MiB, GiB)", short(v))
+	}
+	return n << shift, nil
 }
 
 func boolean(at func(*Config) *bool) func(*Config, string) error {

@@ -116,7 +116,15 @@ func TestBadFiles(t *testing.T) {
 		{"a store twice", "dev: true\nstore: {url: \"redis://x\", url: embedded}\n", ":2:27", "store", "a second time"},
 		{"a trust domain", "dev: true\ntrust_domain: Upper\n", ":2:15", "trust_domain", "a-z"},
 		{"a log level", "dev: true\nlog: {level: loud}\n", ":2:14", "log.level", "trace"},
-		{"no dev", "log: {level: info}\n", "default", "dev", "--dev"},
+		{"an ops address", "dev: true\nhttp: {ops_listen: \"0.0.0.0:1\"}\n", ":2:20", "http.ops_listen", "loopback"},
+		{"plaintext", "grpc: {plaintext: yes}\n", ":1:19", "grpc.plaintext", "anyone-who-connects-is-an-operator"},
+		{"plaintext and an identity", "grpc: {plaintext: anyone-who-connects-is-an-operator}\nidentity: {dir: /x}\n", ":1:19", "grpc.plaintext", "either"},
+		{"plaintext over the network", "grpc: {plaintext: anyone-who-connects-is-an-operator}\nhttp: {listen: \"10.0.0.1:1\"}\n", ":2:16", "http.listen", "loopback"},
+		{"connections", "dev: true\ngrpc: {max_connections: -1}\n", ":2:25", "grpc.max_connections", "0 to"},
+		{"an environment", "dev: true\nenvironment: a/b\n", ":2:14", "environment", "A-Z"},
+		{"memory without a unit", "dev: true\nmemory: {limit: 1000}\n", ":2:17", "memory.limit", "MiB"},
+		{"little memory", "dev: true\nmemory: {limit: 63MiB}\n", ":2:17", "memory.limit", "64MiB"},
+		{"a long socket", "dev: true\ndebug: {socket: /" + strings.Repeat("x", 107) + "}\n", ":2:17", "debug.socket", "107"},
 		{"not loopback", "dev: true\ngrpc: {listen: \"0.0.0.0:1\"}\n", ":2:16", "grpc.listen", "loopback"},
 		{"one port twice", "dev: true\ngrpc: {listen: \"127.0.0.1:9\"}\nhttp: {listen: \"127.0.0.1:9\"}\n", ":3:16", "http.listen", "two ports"},
 		{"bootstrap for all", "dev: true\nbootstrap: {listen: \"0.0.0.0:1\"}\n", ":2:21", "bootstrap.listen", "bootstrap.reach"},
@@ -147,6 +155,18 @@ func TestBadFiles(t *testing.T) {
 		if !strings.HasSuffix(p.Where, tc.where) || p.Key != tc.key || !strings.Contains(p.Text, tc.text) {
 			t.Errorf("%s: %q at %q, %q; want %q at %q, %q", tc.name, p.Key, p.Where, p.Text, tc.key, tc.where, tc.text)
 		}
+	}
+}
+
+// TestSizes: what a memory limit reads as, and that dev has no caps.
+func TestSizes(t *testing.T) {
+	for text, want := range map[string]int64{"64MiB": 64 << 20, "2GiB": 2 << 30, "": 0} {
+		if c, problems := loadFile(t, "", nil, map[string]string{"memory-limit": text}); problems != nil || c.MemoryLimit != want || c.Caps.Connections != 16384 {
+			t.Errorf("%q: %+v, %v", text, c, problems)
+		}
+	}
+	if c, _ := loadFile(t, "", nil, map[string]string{"dev": "true"}); c.Caps != (config.Caps{}) {
+		t.Errorf("with dev the caps are %+v", c.Caps)
 	}
 }
 
