@@ -80,7 +80,7 @@ func (o *own) renew(ctx context.Context) error {
 func (o *own) run(ctx context.Context) error {
 	for retry := ownRetry; ; {
 		leaf := o.svid.Load().Certificates[0]
-		wait := time.Until(leaf.NotBefore.Add(leaf.NotAfter.Sub(leaf.NotBefore) / 2))
+		wait := time.Until(leaf.NotAfter) / 2 // of what is left: it is valid since before it was issued
 		if retry > ownRetry {
 			wait = retry
 		}
