@@ -92,9 +92,6 @@ func (o *own) run(ctx context.Context) error {
 		case <-timer.C:
 		}
 		if err := o.renew(ctx); err != nil {
-			if ctx.Err() != nil {
-				return nil
-			}
 			retry = min(2*retry, ownMaxRetry)
 			o.log.Error("this host's identity cannot be renewed: the present one serves until it expires", "expires", leaf.NotAfter, "again_in", retry, "error", err)
 			continue

@@ -244,3 +244,30 @@ func TestOwnIdentityRotates(t *testing.T) {
 		t.Errorf("five SVIDs of %s within %s", ttl, took)
 	}
 }
+
+// TestSecuredStandBy: a host whose store is away and whose identity the store has to
+// know lets nobody in, in plaintext or not, and says at its ops address why.
+func TestSecuredStandBy(t *testing.T) {
+	r := start(t, map[string]string{"dev": "false", "store": "redis://127.0.0.1:1", "http-ops-listen": "127.0.0.1:0", "bootstrap-listen": "127.0.0.1:0"})
+	var where struct{ Ops string }
+	text, err := os.ReadFile(filepath.Join(r.dir, "host.json"))
+	check(t, err)
+	check(t, json.Unmarshal(text, &where))
+	for path, want := range map[string]int{"/healthz": 200, "/readyz": 503} {
+		resp, err := http.Get("http://" + where.Ops + path)
+		check(t, err)
+		_ = resp.Body.Close()
+		if resp.StatusCode != want {
+			t.Errorf("%s: %d, want %d", path, resp.StatusCode, want)
+		}
+	}
+	http.DefaultClient.CloseIdleConnections()
+	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}, Timeout: time.Second}
+	if resp, err := client.Get("http://" + r.http + "/healthz"); err == nil {
+		_ = resp.Body.Close()
+		t.Errorf("in plaintext it answers %d", resp.StatusCode)
+	}
+	if err := r.stop(); err != nil {
+		t.Error(err)
+	}
+}
