@@ -223,6 +223,32 @@ func TestPlaintextInWords(t *testing.T) {
 	check(t, err)
 }
 
+// TestOwnIdentityRotates: a host that issues its own SVID shows a new one well before
+// the last one ends, and no more often than that takes.
+func TestOwnIdentityRotates(t *testing.T) {
+	const ttl = 3 * time.Second
+	r := start(t, map[string]string{"dev": "false", "trust-domain": domain, "bootstrap-listen": "127.0.0.1:0", "identity-ttl": ttl.String(), "identity-min-ttl": "1s"})
+	begun := time.Now()
+	seen := map[string]bool{}
+	until(t, "five SVIDs", func() bool {
+		conn, err := tls.Dial("tcp", r.grpc, &tls.Config{InsecureSkipVerify: true, NextProtos: []string{"h2"}}) // it only looks
+		if err != nil {
+			t.Logf("no look: %v", err)
+			return false
+		}
+		defer func() { _ = conn.Close() }()
+		leaf := conn.ConnectionState().PeerCertificates[0]
+		if !time.Now().Before(leaf.NotAfter) {
+			t.Fatal("the host shows an SVID that has ended")
+		}
+		seen[leaf.SerialNumber.String()] = true
+		return len(seen) == 5
+	})
+	if took := time.Since(begun); took < ttl {
+		t.Errorf("five SVIDs of %s within %s", ttl, took)
+	}
+}
+
 // TestSecuredStandBy: a host whose store is away and whose identity the store has to
 // know lets nobody in, in plaintext or not, and says at its ops address why.
 func TestSecuredStandBy(t *testing.T) {
@@ -247,32 +273,6 @@ func TestSecuredStandBy(t *testing.T) {
 	}
 	if err := r.stop(); err != nil {
 		t.Error(err)
-	}
-}
-
-// TestOwnIdentityRotates: a host that issues its own SVID shows a new one well before
-// the last one ends, and no more often than that takes.
-func TestOwnIdentityRotates(t *testing.T) {
-	const ttl = 3 * time.Second
-	r := start(t, map[string]string{"dev": "false", "trust-domain": domain, "bootstrap-listen": "127.0.0.1:0", "identity-ttl": ttl.String(), "identity-min-ttl": "1s"})
-	begun := time.Now()
-	seen := map[string]bool{}
-	until(t, "five SVIDs", func() bool {
-		conn, err := tls.Dial("tcp", r.grpc, &tls.Config{InsecureSkipVerify: true, NextProtos: []string{"h2"}}) // it only looks
-		if err != nil {
-			t.Logf("no look: %v", err)
-			return false
-		}
-		defer func() { _ = conn.Close() }()
-		leaf := conn.ConnectionState().PeerCertificates[0]
-		if !time.Now().Before(leaf.NotAfter) {
-			t.Fatal("the host shows an SVID that has ended")
-		}
-		seen[leaf.SerialNumber.String()] = true
-		return len(seen) == 5
-	})
-	if took := time.Since(begun); took < ttl {
-		t.Errorf("five SVIDs of %s within %s", ttl, took)
 	}
 }
 

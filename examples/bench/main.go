@@ -82,6 +82,7 @@ var jobs = []job{
 	{"snapshot", "a full snapshot of about 78 KB, one change, a burst, to 1,000 watchers in another process", snapshotJob},
 	{"store", "compare-and-set of a record of 256 bytes, durable", storeJob},
 	{"redis", "compare-and-set of a record of 256 bytes on a Redis server", redisJob},
+	{"svid", "the check of a certificate request and the SVID for it, P-256", svidJob},
 	{"plugin", "a unary call of 128 bytes to a plugin process over a unix socket; starts, memory, instances", pluginJob},
 }
 

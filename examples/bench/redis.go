@@ -120,7 +120,7 @@ func redisCounters() ([]row, error) {
 	if err != nil {
 		return nil, err
 	}
-	return []row{{countersWork + ", soft", m[0], m[1], "/s", "a hand-written script, a hash field each", 0, true}}, nil
+	return []row{{countersWork + ", soft", m[0], m[1], "/s", "a hand-written script, a hash field each", 0, true, nil}}, nil
 }
 
 // twoHosts measures how long a change on one host takes until all watchers of another
@@ -185,7 +185,7 @@ func twoHosts() ([]row, error) {
 		const unit, most = "ms", "the most allowed"
 		rows = append(rows,
 			row{work: work + ", p50", ours: took[len(took)/2], unit: unit},
-			row{work + ", p99", took[len(took)*99/100], 500, unit, most, 1, false})
+			row{work + ", p99", took[len(took)*99/100], 500, unit, most, 1, false, nil})
 	}
 	const work = "a change on one host until 50 watchers of another have it"
 	took, err := measure(50, func() time.Duration { return time.Duration(500+rand.IntN(200)) * time.Millisecond })

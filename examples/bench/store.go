@@ -109,7 +109,7 @@ func storeJob() ([]row, error) {
 	if err != nil {
 		return nil, err
 	}
-	return append(rows, row{countersWork, m[0], m[1], "/s", "bbolt `Update`, a key each", 0, true}), nil
+	return append(rows, row{countersWork, m[0], m[1], "/s", "bbolt `Update`, a key each", 0, true, nil}), nil
 }
 
 // counters is how many counters one record of a runtime report holds.

@@ -72,9 +72,9 @@ type setup struct {
 	wrap      func(store.Store) store.Store
 	shared    store.Store
 	sends     time.Duration
+	issuer    *identity.Options
 	edit      func(*api.Options)
 	dial      []grpc.DialOption
-	issuer    *identity.Options
 }
 
 func withHeartbeat(d time.Duration) option { return func(s *setup) { s.heartbeat = d } }
@@ -88,13 +88,13 @@ func onStore(st store.Store) option { return func(s *setup) { s.shared = st } }
 // withSends sets how long a send may be blocked.
 func withSends(d time.Duration) option { return func(s *setup) { s.sends = d } }
 
+// withIssuer has the host issue identities; the store and what goes with it are set.
+func withIssuer(o identity.Options) option { return func(s *setup) { s.issuer = &o } }
+
 // serving changes how the server is made.
 func serving(edit func(*api.Options), dial ...grpc.DialOption) option {
 	return func(s *setup) { s.edit, s.dial = edit, dial }
 }
-
-// withIssuer has the host issue identities; the store and what goes with it are set.
-func withIssuer(o identity.Options) option { return func(s *setup) { s.issuer = &o } }
 
 // analyzer knows prometheus, which measures nothing, and away, which was never
 // seen.

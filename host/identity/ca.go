@@ -58,7 +58,7 @@ func newCA(trustDomain string, now time.Time, life time.Duration) (*CA, error) {
 	template := &x509.Certificate{
 		SerialNumber: serial,
 		// Each authority has a name of its own, so that chains are found by name, too.
-		Subject:               pkix.Name{Organization: []string{"Dodona"}, CommonName: "authority " + hex.EncodeToString(id[:8])},
+		Subject:               pkix.Name{CommonName: "Dodona authority " + hex.EncodeToString(id[:8])},
 		URIs:                  []*url.URL{{Scheme: "spiffe", Host: trustDomain}},
 		NotBefore:             now.Add(-backdate),
 		NotAfter:              now.Add(life),
@@ -189,11 +189,18 @@ func certPEM(der []byte) []byte {
 	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})
 }
 
+// Leaf is the certificate of an SVID.
+type Leaf struct {
+	Raw      []byte // DER
+	Serial   *big.Int
+	NotAfter time.Time
+}
+
 // Sign makes the SVID of id for a key: valid from a minute ago, for ttl and not past the
 // authority. It is refused when less than least would be left. What the SVID says
 // comes from id alone.
-func (ca *CA) Sign(id ID, key crypto.PublicKey, now time.Time, ttl, least time.Duration) (*x509.Certificate, error) {
-	end := now.Add(ttl)
+func (ca *CA) Sign(id ID, key crypto.PublicKey, now time.Time, ttl, least time.Duration) (*Leaf, error) {
+	end := now.Add(ttl).UTC().Truncate(time.Second) // as a certificate has it
 	if last := ca.Certificate.NotAfter.Add(-Margin); end.After(last) {
 		end = last
 	}
@@ -222,7 +229,7 @@ func (ca *CA) Sign(id ID, key crypto.PublicKey, now time.Time, ttl, least time.D
 	if err != nil {
 		return nil, fmt.Errorf("sign an SVID: %w", err)
 	}
-	return x509.ParseCertificate(der)
+	return &Leaf{Raw: der, Serial: serial, NotAfter: end}, nil
 }
 
 // newSerial is 128 random bits, and not zero.

@@ -89,8 +89,8 @@ var (
 // asked is what a request would have liked, in short.
 func asked(req *x509.CertificateRequest) string {
 	var all []string
-	if s := req.Subject.String(); s != "" {
-		all = append(all, "subject "+s)
+	if len(req.Subject.Names) > 0 {
+		all = append(all, "subject "+req.Subject.String())
 	}
 	for _, u := range req.URIs {
 		all = append(all, "uri "+u.String())
@@ -111,6 +111,9 @@ func asked(req *x509.CertificateRequest) string {
 		case !e.Id.Equal(oidExtensionSAN):
 			all = append(all, "extension "+e.Id.String())
 		}
+	}
+	if len(all) == 0 {
+		return ""
 	}
 	text := strings.ToValidUTF8(strings.Join(all, "; "), "\uFFFD")
 	if len(text) > maxAsked {

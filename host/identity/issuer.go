@@ -234,7 +234,7 @@ func (i *Issuer) issue(ctx context.Context, via string, id ID, csr *CSR, key []b
 				return err
 			}
 			return i.o.Audit.Append(tx, audit.HostChain, audit.Entry{Kind: "svid.issue", Actor: id.String(), Detail: map[string]string{
-				"spiffe_id": id.String(), "serial": hex.EncodeToString(leaf.SerialNumber.Bytes()),
+				"spiffe_id": id.String(), "serial": hex.EncodeToString(leaf.Serial.Bytes()),
 				"not_after_ms": strconv.FormatInt(leaf.NotAfter.UnixMilli(), 10), "via": via + which, "asked": csr.Asked,
 			}})
 		})
