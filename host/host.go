@@ -105,6 +105,7 @@ func New(c *config.Config, log hclog.Logger) (h *Host, err error) {
 		ledger: audit.New(c.TrustDomain), health: health.NewServer(), process: rand.Text(),
 	}
 	h.health.SetServingStatus("", grpc_health_v1.HealthCheckResponse_NOT_SERVING)
+	made := h // a return of nil forgets h before what is deferred runs
 	h.reloads = newReloads(h.metrics)
 	// Before the store, which would be made: wrong settings change nothing.
 	if err := h.openIdentity(); err != nil {
@@ -112,7 +113,7 @@ func New(c *config.Config, log hclog.Logger) (h *Host, err error) {
 	}
 	defer func() {
 		if err != nil {
-			h.forgetIdentity()
+			made.forgetIdentity()
 		}
 	}()
 	if c.MemoryLimit > 0 {
@@ -126,7 +127,7 @@ func New(c *config.Config, log hclog.Logger) (h *Host, err error) {
 	}
 	defer func() {
 		if err != nil {
-			_ = h.store.Close()
+			_ = made.store.Close()
 		}
 	}()
 	if h.id, err = hostID(c.DataDir); err != nil {

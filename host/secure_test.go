@@ -29,6 +29,7 @@ import (
 
 	"github.com/dodona-project/dodona/host"
 	"github.com/dodona-project/dodona/host/config"
+	"github.com/dodona-project/dodona/host/store"
 	donav1 "github.com/dodona-project/dodona/proto/dona/v1"
 	"github.com/dodona-project/dodona/sdk/dona"
 	"github.com/dodona-project/dodona/sdk/dona/svidtest"
@@ -337,4 +338,27 @@ func TestClientOutlivesItsCertificates(t *testing.T) {
 		t.Errorf("the endpoint was out of the snapshot %d times", len(gone))
 	}
 	check(t, client.Close())
+}
+
+// TestRefusedStartsAreClean: a start that is refused after the identity was opened, or
+// the store, ends in its error.
+func TestRefusedStartsAreClean(t *testing.T) {
+	ca := svidtest.NewCA(t, domain)
+	own := filepath.Join(t.TempDir(), "own")
+	ca.Source("/host/h1").Write(t, own)
+	for name, prepare := range map[string]func(data string){
+		"a directory that is open to others": func(data string) { check(t, os.Mkdir(data, 0o755)); check(t, os.Chmod(data, 0o755)) },
+		"a host id that is none": func(data string) {
+			check(t, os.Mkdir(data, 0o700))
+			check(t, os.WriteFile(filepath.Join(data, "host.id"), []byte("x"), 0o600))
+		},
+	} {
+		data := filepath.Join(t.TempDir(), "data")
+		prepare(data)
+		c, err := config.Load("", nil, map[string]string{"data-dir": data, "identity-dir": own, "trust-domain": domain})
+		check(t, err)
+		if _, err := host.New(c, hclog.NewNullLogger()); !errors.Is(err, store.ErrRefused) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
 }
