@@ -12,12 +12,15 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/hashicorp/go-hclog"
+	"github.com/spiffe/go-spiffe/v2/bundle/x509bundle"
 	"github.com/spiffe/go-spiffe/v2/spiffeid"
 	"github.com/spiffe/go-spiffe/v2/spiffetls/tlsconfig"
+	"github.com/spiffe/go-spiffe/v2/svid/x509svid"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials"
@@ -27,6 +30,7 @@ import (
 	"github.com/dodona-project/dodona/host"
 	"github.com/dodona-project/dodona/host/config"
 	donav1 "github.com/dodona-project/dodona/proto/dona/v1"
+	"github.com/dodona-project/dodona/sdk/dona"
 	"github.com/dodona-project/dodona/sdk/dona/svidtest"
 )
 
@@ -270,4 +274,67 @@ func TestSecuredStandBy(t *testing.T) {
 	if err := r.stop(); err != nil {
 		t.Error(err)
 	}
+}
+
+// renewed is an identity that is a new one, for a few seconds, at each handshake.
+type renewed struct {
+	ca   *svidtest.CA
+	path string
+	life time.Duration
+	made atomic.Int64
+}
+
+func (s *renewed) GetX509SVID() (*x509svid.SVID, error) {
+	s.made.Add(1)
+	return s.ca.Issue(s.path, svidtest.Lasting(s.life)), nil
+}
+
+func (s *renewed) GetX509BundleForTrustDomain(domain spiffeid.TrustDomain) (*x509bundle.Bundle, error) {
+	return s.ca.Bundle().GetX509BundleForTrustDomain(domain)
+}
+
+// TestClientOutlivesItsCertificates: an application whose certificates last seconds
+// stays registered and keeps its snapshots fresh over several of them.
+func TestClientOutlivesItsCertificates(t *testing.T) {
+	ca := svidtest.NewCA(t, domain)
+	own := filepath.Join(t.TempDir(), "own")
+	ca.Source("/host/h1").Write(t, own)
+	r := start(t, map[string]string{"dev": "false", "identity-dir": own, "trust-domain": domain, "bootstrap-listen": "127.0.0.1:0"})
+	admin := donav1.NewControlPlaneClient(r.as(ca.Source("/admin/ann")))
+	id := &renewed{ca: ca, path: "/svc/web", life: 4 * time.Second}
+	client, err := dona.Dial(t.Context(), r.grpc, dona.WithIdentity(id), dona.WithoutCache(), dona.WithCaller("web", ""))
+	check(t, err)
+	_, err = client.Register(t.Context(), dona.OwnEndpoint{Service: "web", ID: "a", Address: "127.0.0.1:80", Variant: "v1"})
+	check(t, err)
+	web := client.Service("web")
+	check(t, web.Ready(t.Context()))
+	watch, err := admin.WatchConfig(t.Context(), &donav1.WatchConfigRequest{Service: "web"})
+	check(t, err)
+	gone := make(chan struct{}, 100)
+	go func() {
+		for {
+			s, err := watch.Recv()
+			if err != nil {
+				return
+			}
+			if len(s.Endpoints) == 0 {
+				gone <- struct{}{}
+			}
+		}
+	}()
+	first := id.made.Load()
+	until(t, "three more certificates", func() bool { return id.made.Load() >= first+3 })
+	_, err = admin.SetFlag(t.Context(), &donav1.SetFlagRequest{Rule: &donav1.FlagRule{Service: "web", Flag: "f", RolloutPercent: 100, RolloutVariant: "v1"}})
+	check(t, err)
+	until(t, "the flag", func() bool {
+		e, err := web.Flag(t.Context(), "f", dona.Request{Unit: "u"})
+		if err != nil {
+			t.Logf("no flag: %v", err)
+		}
+		return err == nil && e.Variant == "v1"
+	})
+	if len(gone) > 0 {
+		t.Errorf("the endpoint was out of the snapshot %d times", len(gone))
+	}
+	check(t, client.Close())
 }

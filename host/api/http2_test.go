@@ -11,6 +11,7 @@ import (
 	"runtime"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -337,6 +338,9 @@ func TestFloods(t *testing.T) {
 			if _, most := r.of(c); most > 250 {
 				t.Errorf("%d handlers ran at once, more than one connection may have", most)
 			}
+			calm := time.Now()
+			eventually(t, "the processor is free again", func() bool { return busy(300*time.Millisecond) < 0.5 })
+			t.Logf("free again after %s", time.Since(calm).Round(time.Millisecond))
 			var left uint64
 			for range 200 { // what was allocated goes with the next collections
 				if left = memory(); left < before+32<<20 {
@@ -357,4 +361,16 @@ func memory() uint64 {
 	var m runtime.MemStats
 	runtime.ReadMemStats(&m)
 	return m.HeapInuse + m.StackInuse
+}
+
+// busy is how much of a processor this process uses.
+func busy(during time.Duration) float64 {
+	used := func() time.Duration {
+		var u syscall.Rusage
+		_ = syscall.Getrusage(syscall.RUSAGE_SELF, &u)
+		return time.Duration(u.Utime.Nano() + u.Stime.Nano())
+	}
+	before, begin := used(), time.Now()
+	time.Sleep(during)
+	return float64(used()-before) / float64(time.Since(begin))
 }

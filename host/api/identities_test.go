@@ -569,6 +569,23 @@ func TestShedding(t *testing.T) {
 	}
 }
 
+// TestEnvironment: a host of one environment takes its workers and checkers alone;
+// services, operators and hosts are of none.
+func TestEnvironment(t *testing.T) {
+	ca := svidtest.NewCA(t, domain)
+	e := secured(t, ca, func(o *api.Options) { o.Environment = "prod" })
+	for path, want := range map[string]codes.Code{"/prod/checker/c1": codes.OK, "/stage/checker/c1": codes.PermissionDenied, "/prod/worker/c1": codes.PermissionDenied} {
+		_, err := controlplanev1.NewCheckerControlPlaneClient(e.as(mtls(ca.Source(path)))).RegisterChecker(ctx(t), checkerNamed("c1"))
+		if status.Code(err) != want {
+			t.Errorf("%s: %v, want %s", path, err, want)
+		}
+	}
+	registering(t, e.as(mtls(ca.Source("/svc/web"))), "web", "a")
+	if got := e.status("web").Config.Endpoints; len(got) != 1 {
+		t.Errorf("an operator sees %v", got)
+	}
+}
+
 // TestOneWayIn: a server is made for identities or for none, never by accident.
 func TestOneWayIn(t *testing.T) {
 	ca := svidtest.NewCA(t, domain)

@@ -71,7 +71,7 @@ func TestIdentities(t *testing.T) {
 
 func TestPrecedence(t *testing.T) {
 	file := "dev: true\ntrust_domain: file.example\nlog:\n  level: warn\nsession:\n  heartbeat: 1s\n"
-	c, problems := load(t, file, []string{"DONA_LOG_LEVEL=error", "DONA_HEARTBEAT=2s", "PATH=/bin", "DONA_HOST=127.0.0.1:1"}, map[string]string{"heartbeat": "3s"})
+	c, problems := load(t, file, []string{"DONA_LOG_LEVEL=error", "DONA_HEARTBEAT=2s", "PATH=/bin", "DONA_HOST=127.0.0.1:1", "DONA_IDENTITY=/x", "DONA_BOOTSTRAP=127.0.0.1:1", "DONA_TOKEN=x"}, map[string]string{"heartbeat": "3s"})
 	if problems != nil {
 		t.Fatal(problems)
 	}

@@ -101,7 +101,7 @@ func (l *loader) set(s Setting, where, value string) {
 
 // elsewhere are variables that begin with DONA_ and belong to other programs or
 // to the plugin boundary.
-var elsewhere = []string{"DONA_HOST", "DONA_IDENTITY", "DONA_PLUGIN", "DONA_CONFIG", "DONA_CRASH_POINT"}
+var elsewhere = []string{"DONA_HOST", "DONA_IDENTITY", "DONA_BOOTSTRAP", "DONA_TOKEN", "DONA_PLUGIN", "DONA_CONFIG", "DONA_CRASH_POINT"}
 
 func (l *loader) environ(environ []string) {
 	known := map[string]Setting{}
