@@ -1,7 +1,8 @@
 // Package identity gives an application its X.509-SVID: the certificate by which hosts
 // and other applications of the trust domain know it.
 //
-// [Bootstrap] gets the first one for a token, [Rotating] keeps one fresh for as long as
+// [Bootstrap] gets the first one for a token, [Renew] the next one for the one that there
+// is, and [Rotating] does both to keep one fresh for as long as
 // the application runs. Keys are made here and never leave. A Rotating is a source of
 // go-spiffe, so that its tlsconfig takes it, and dona.WithIdentity does for the
 // connections to hosts. An SVID that another program keeps fresh in a folder is read
@@ -26,6 +27,7 @@ import (
 	"github.com/spiffe/go-spiffe/v2/spiffetls/tlsconfig"
 	"github.com/spiffe/go-spiffe/v2/svid/x509svid"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/credentials/insecure"
 
 	donav1 "github.com/dodona-project/dodona/proto/dona/v1"
@@ -89,6 +91,42 @@ func Bootstrap(ctx context.Context, address string, req Request) (*SVID, error) 
 	s, err := issue(ctx, conn, &donav1.IssueSvidRequest{BootstrapToken: req.Token, Service: req.Service, Path: req.Path})
 	if err != nil {
 		return nil, fmt.Errorf("bootstrap at %s: %w", address, err)
+	}
+	return s, nil
+}
+
+// within bounds one attempt at one host.
+const within = 10 * time.Second
+
+// Renew gets the next SVID of the identity that the source has, at the first of these
+// hosts (host:port, separated by commas) that gives one. The error is the last one's.
+func Renew(ctx context.Context, hosts string, source Source) (s *SVID, err error) {
+	for address := range strings.SplitSeq(hosts, ",") {
+		if s, err = renewAt(ctx, strings.TrimSpace(address), source); err == nil || ctx.Err() != nil {
+			break
+		}
+	}
+	return s, err
+}
+
+func renewAt(ctx context.Context, address string, source Source) (*SVID, error) {
+	ctx, cancel := context.WithTimeout(ctx, within)
+	defer cancel()
+	mine, err := source.GetX509SVID()
+	if err != nil {
+		return nil, err
+	}
+	conn, err := grpc.NewClient(address, grpc.WithTransportCredentials(credentials.NewTLS(ClientTLS(source))), grpc.WithDisableServiceConfig())
+	if err != nil {
+		return nil, fmt.Errorf("renewal at %s: %w", address, err)
+	}
+	defer func() { _ = conn.Close() }()
+	s, err := issue(ctx, conn, &donav1.IssueSvidRequest{})
+	if err == nil && s.ID() != mine.ID {
+		err = fmt.Errorf("it is for %s", s.ID())
+	}
+	if err != nil {
+		return nil, fmt.Errorf("renewal at %s: %w", address, err)
 	}
 	return s, nil
 }

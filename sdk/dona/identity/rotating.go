@@ -7,7 +7,6 @@ import (
 	"log/slog"
 	"math/rand/v2"
 	"os"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -15,18 +14,13 @@ import (
 	"github.com/spiffe/go-spiffe/v2/bundle/x509bundle"
 	"github.com/spiffe/go-spiffe/v2/spiffeid"
 	"github.com/spiffe/go-spiffe/v2/svid/x509svid"
-	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/status"
-
-	donav1 "github.com/dodona-project/dodona/proto/dona/v1"
 )
 
 const (
-	renewWithin = 10 * time.Second // one attempt at one host
-	lookAgain   = time.Minute      // at the clock: it may have been set, or the machine asleep
-	leastWait   = 200 * time.Millisecond
+	lookAgain = time.Minute // at the clock: it may have been set, or the machine asleep
+	leastWait = 200 * time.Millisecond
 )
 
 // Config says how an SVID is got and kept fresh.
@@ -229,7 +223,12 @@ func (r *Rotating) rotate(ctx context.Context) error {
 	left := time.Until(s.Expires())
 	var err error
 	if left > 0 {
-		if err = r.renew(ctx); err == nil || left > lifeOf(s)/10 {
+		var next *SVID
+		if next, err = Renew(ctx, r.config.Hosts, r); err == nil {
+			r.set(next)
+			return nil
+		}
+		if left > lifeOf(s)/10 {
 			return err
 		}
 	}
@@ -242,41 +241,12 @@ func (r *Rotating) rotate(ctx context.Context) error {
 	return errors.Join(err, r.bootstrap(ctx))
 }
 
-// renew asks each host in turn.
-func (r *Rotating) renew(ctx context.Context) (err error) {
-	for address := range strings.SplitSeq(r.config.Hosts, ",") {
-		if err = r.renewAt(ctx, strings.TrimSpace(address)); err == nil || ctx.Err() != nil {
-			return err
-		}
-	}
-	return err
-}
-
-func (r *Rotating) renewAt(ctx context.Context, address string) error {
-	ctx, cancel := context.WithTimeout(ctx, renewWithin)
-	defer cancel()
-	conn, err := grpc.NewClient(address, grpc.WithTransportCredentials(credentials.NewTLS(ClientTLS(r))), grpc.WithDisableServiceConfig())
-	if err != nil {
-		return fmt.Errorf("renewal at %s: %w", address, err)
-	}
-	defer func() { _ = conn.Close() }()
-	s, err := issue(ctx, conn, &donav1.IssueSvidRequest{})
-	if err == nil && s.ID() != r.now.Load().ID() {
-		err = fmt.Errorf("it is for %s", s.ID())
-	}
-	if err != nil {
-		return fmt.Errorf("renewal at %s: %w", address, err)
-	}
-	r.set(s)
-	return nil
-}
-
 func (r *Rotating) bootstrap(ctx context.Context) error {
 	token, err := r.config.Token(ctx)
 	if err != nil {
 		return fmt.Errorf("token: %w", err)
 	}
-	ctx, cancel := context.WithTimeout(ctx, renewWithin)
+	ctx, cancel := context.WithTimeout(ctx, within)
 	defer cancel()
 	s, err := Bootstrap(ctx, r.config.Bootstrap, Request{Token: token, Service: r.config.Service, Path: r.config.Path})
 	if err != nil {

@@ -66,7 +66,7 @@ var needed = map[string]string{
 
 // withoutHost are the commands that ask no host, and how they end here.
 var withoutHost = map[string]int{
-	"bucket": ExitOK, "version": ExitOK, "completion": ExitOK, "store restore": ExitUsage, "demo": ExitConfig,
+	"bucket": ExitOK, "version": ExitOK, "completion": ExitOK, "store restore": ExitUsage, "demo": ExitConfig, "svid renew": ExitUsage,
 }
 
 // TestEveryCommandAnswersInJSON: with --json each command has one JSON value on

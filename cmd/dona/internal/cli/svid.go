@@ -19,6 +19,7 @@ import (
 	"github.com/dodona-project/dodona/host/limits"
 	donav1 "github.com/dodona-project/dodona/proto/dona/v1"
 	"github.com/dodona-project/dodona/sdk/dona/identity"
+	"github.com/dodona-project/dodona/sdk/dona/svidfile"
 )
 
 const defaultBootstrap = "127.0.0.1:7601"
@@ -26,11 +27,12 @@ const defaultBootstrap = "127.0.0.1:7601"
 func (a *app) svidCommand() *cobra.Command {
 	return group("svid", "Issue identities: tokens, SVIDs, the authority, the Workload API",
 		group("token", "Make and revoke tokens, each good for one identity", a.tokenCreateCommand(), a.tokenRevokeCommand()),
-		a.svidIssueCommand(), a.svidAgentCommand(),
+		a.svidIssueCommand(), a.svidRenewCommand(), a.svidAgentCommand(),
 		group("ca", "Look at the authority that signs, and put another in its place", a.caStatusCommand(),
 			a.caStepCommand(donav1.RolloverCARequest_STEP_PREPARE, "prepare", "Make another authority and put it into bundles; it signs nothing yet",
 				`Make another authority and put it into bundles; it signs nothing yet. Workloads learn of
-it when they renew their SVIDs: wait as long as an SVID lives before it is activated.
+it when they renew their SVIDs: wait as long as an SVID lives before it is activated,
+and have operators renew theirs with "dona svid renew".
 Hosts that share a store need its key, too: copy ca/<key id>.pem from the data
 directory of the host that made it into theirs.`),
 			a.caStepCommand(donav1.RolloverCARequest_STEP_ACTIVATE, "activate", "Have the prepared authority sign from now on",
@@ -208,6 +210,42 @@ key.pem and bundle.pem are written into the folder, for their owner only.
 	return cmd
 }
 
+func (a *app) svidRenewCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:   "renew --identity DIR",
+		Short: "Get the next SVID for the one in a folder, and the newest bundle, into it",
+		Long: `Get the next SVID for the one in the folder that --identity or DONA_IDENTITY names, and
+the newest bundle, into that folder. It needs no token as long as the one there is
+valid. Before an authority is activated, every operator does this once.`,
+		Args: positional(),
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			dir := cmp.Or(a.identity, a.getenv("DONA_IDENTITY"))
+			if dir == "" {
+				return usage("there is no identity to renew: name its folder with --identity or DONA_IDENTITY")
+			}
+			hosts, err := a.hostAddress()
+			if err != nil {
+				return err
+			}
+			files, err := svidfile.Open(dir, svidfile.Options{})
+			if err != nil {
+				return configuration("the identity: %v", err)
+			}
+			defer func() { _ = files.Close() }()
+			ctx, cancel := context.WithTimeout(cmd.Context(), a.timeout)
+			defer cancel()
+			s, err := identity.Renew(ctx, hosts, files)
+			if err != nil {
+				return noSVID(hosts, err)
+			}
+			if err := identity.Save(dir, s); err != nil {
+				return failed("OUTPUT", "the SVID cannot be written: %v", err)
+			}
+			return a.tellSVID(s, "dir", dir)
+		},
+	}
+}
+
 // tellSVID says what was got and where it is.
 func (a *app) tellSVID(s *identity.SVID, where, path string) error {
 	if a.json {
@@ -216,8 +254,8 @@ func (a *app) tellSVID(s *identity.SVID, where, path string) error {
 	return a.lines(fmt.Sprintf("%s, valid until %s, in %s", s.ID(), s.Expires().UTC().Format(time.RFC3339), render.Clean(path)))
 }
 
-// noSVID turns the answer of a bootstrap listener into a failure.
-func noSVID(bootstrap string, err error) error {
+// noSVID turns the answer of who was to issue an SVID into a failure.
+func noSVID(issuer string, err error) error {
 	var own *failure
 	if errors.As(err, &own) {
 		return own
@@ -229,9 +267,9 @@ func noSVID(bootstrap string, err error) error {
 	st := answered.GRPCStatus()
 	switch {
 	case st.Code() == codes.Unavailable:
-		return failed("AWAY", "no SVID: nothing takes tokens at %s; name the bootstrap listener of a host with --bootstrap or DONA_BOOTSTRAP (%s)", bootstrap, st.Message())
+		return failed("AWAY", "no SVID: nobody issues any at %s; a token is taken by the bootstrap listener that --bootstrap or DONA_BOOTSTRAP names, an SVID is renewed by --host (%s)", issuer, st.Message())
 	case st.Code() == codes.DeadlineExceeded:
-		return failed("DEADLINE_EXCEEDED", "no SVID: no answer from %s in time", bootstrap)
+		return failed("DEADLINE_EXCEEDED", "no SVID: no answer from %s in time", issuer)
 	case st.Code() == codes.InvalidArgument:
 		return &failure{ExitUsage, "INVALID_ARGUMENT", "no SVID: " + st.Message()}
 	}
