@@ -155,9 +155,8 @@ and in another terminal, be its operator:
   dona services
   dona svid token create --service checkout     (lets a workload have its identity)
 
-This keeps the identity for longer than the day, for as long as it runs:
-  dona svid agent --socket %[1]s/%[4]s/agent.sock --out %[1]s/%[4]s/%[5]s
-Once it has expired, stop the host and run dona-host operator %[1]s --name %[5]s.
+dona svid renew replaces the identity by its next one, for an hour at a time unless
+identity.ttl says otherwise. Once it has expired, stop the host and run dona-host operator %[1]s --name %[5]s.
 `, dir, configFile, dataFolder, adminFolder, name, o.ID)
 	return nil
 }
