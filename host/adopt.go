@@ -64,7 +64,7 @@ func (h *Host) recordAdoptions(ctx context.Context) error {
 		if a == nil || a.Generation == done {
 			continue
 		}
-		err := h.own(ctx)
+		err := h.claim(ctx)
 		if errors.Is(err, errOwned) {
 			return err
 		}

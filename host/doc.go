@@ -34,7 +34,9 @@
 //   - delivery: artifacts, releases, deployments; a pure Step and a controller too
 //   - fsck: what a store holds, checked whole
 //   - telemetry: calls and metrics by OTLP
-//   - api: gRPC at the edge; the only one that knows transport codes
+//   - identity: who is who in the trust domain; issues certificates
+//   - api: gRPC at the edge: who calls, what they may, what is theirs; the only one
+//     that knows transport codes
 //   - config: settings; host: this wiring
 //
 // Four rules hold it together. State changes only in store transactions. Loops

@@ -12,6 +12,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"runtime/debug"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -20,6 +21,7 @@ import (
 	"github.com/hashicorp/go-hclog"
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
+	"github.com/spiffe/go-spiffe/v2/spiffeid"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/health"
 	"google.golang.org/grpc/health/grpc_health_v1"
@@ -29,6 +31,7 @@ import (
 	"github.com/dodona-project/dodona/host/check"
 	"github.com/dodona-project/dodona/host/config"
 	"github.com/dodona-project/dodona/host/delivery"
+	"github.com/dodona-project/dodona/host/identity"
 	"github.com/dodona-project/dodona/host/rollout"
 	"github.com/dodona-project/dodona/host/service"
 	"github.com/dodona-project/dodona/host/session"
@@ -69,6 +72,7 @@ type Host struct {
 	checks   *check.Broker
 	checker  *check.Checker
 	strategy *strategies
+	issuer   *identity.Issuer // nil: no identities are issued here, or not yet
 	grpc     *grpc.Server
 	http     *http.Server
 	health   *health.Server
@@ -86,6 +90,17 @@ type Host struct {
 	waits   error  // why the store could not be used at the start; nil = it could
 
 	grpcListener, httpListener net.Listener
+
+	identity      api.Identity // this host's own; nil = nobody here has one
+	domain        spiffeid.TrustDomain
+	own           *own // the same, when this host issues it
+	closeIdentity func() error
+	reloads       *prometheus.CounterVec // of its files
+
+	aside []*aside // more that is served, for people on this machine
+
+	bootstrap         *grpc.Server // with the issuer, as its listener
+	bootstrapListener net.Listener
 }
 
 // New opens the store and wires everything; nothing is served before Run. An
@@ -97,10 +112,23 @@ func New(c *config.Config, log hclog.Logger) (h *Host, err error) {
 		ledger: audit.New(c.TrustDomain), health: health.NewServer(), process: rand.Text(),
 	}
 	h.health.SetServingStatus("", grpc_health_v1.HealthCheckResponse_NOT_SERVING)
+	made := h // a return of nil forgets h before what is deferred runs
+	h.reloads = newReloads(h.metrics)
 	// Before the store, which would be made: wrong settings change nothing.
 	exported, err := telemetry.Read(os.Getenv)
 	if err != nil {
 		return nil, &config.Error{Problems: []config.Problem{{Where: "environment", Text: err.Error()}}}
+	}
+	if err := h.openIdentity(); err != nil {
+		return nil, err
+	}
+	defer func() {
+		if err != nil {
+			made.forgetIdentity()
+		}
+	}()
+	if c.MemoryLimit > 0 {
+		debug.SetMemoryLimit(c.MemoryLimit)
 	}
 	if h.plugins, err = h.newPlugins(); err != nil {
 		return nil, &config.Error{Problems: []config.Problem{{Where: "plugins", Text: err.Error()}}}
@@ -110,7 +138,7 @@ func New(c *config.Config, log hclog.Logger) (h *Host, err error) {
 	}
 	defer func() {
 		if err != nil {
-			_ = h.store.Close()
+			_ = made.store.Close()
 		}
 	}()
 	if h.id, err = hostID(c.DataDir); err != nil {
@@ -122,7 +150,7 @@ func New(c *config.Config, log hclog.Logger) (h *Host, err error) {
 	}
 	defer func() {
 		if err != nil {
-			h.flush()
+			made.flush()
 		}
 	}()
 	log.Info("host", "id", h.id, "version", Version, "store", c.Store, "data_dir", c.DataDir, "durability", h.store.Info().Durability)
@@ -133,10 +161,16 @@ func New(c *config.Config, log hclog.Logger) (h *Host, err error) {
 }
 
 func (h *Host) wire() (err error) {
-	if err := h.own(context.Background()); err != nil {
+	if err := h.claim(context.Background()); err != nil {
 		return err
 	}
 	if err := h.openSigner(context.Background()); err != nil {
+		return err
+	}
+	if err := h.openIssuer(context.Background()); err != nil {
+		return err
+	}
+	if err := h.issueIdentity(context.Background()); err != nil {
 		return err
 	}
 	h.strategy = newStrategies(h.plugins)
@@ -198,11 +232,10 @@ func (h *Host) wire() (err error) {
 		Attester: &audit.Attester{Store: actions, Log: h.ledger, Signer: h.signer},
 		Checks:   h.checks, Strategy: h.strategy.check, Probe: probes.check, Wall: time.Now, Stopping: h.stopping,
 	}
-	h.grpc, err = api.New(api.Options{
-		Dev: h.config.Dev, Health: h.health, Logger: h.log.Named("api"), Registerer: h.metrics, Calls: h.export.Calls,
-		ControlPlane: h.control, Checkers: &api.CheckerControlPlane{Tasks: h.checks, Stopping: h.stopping},
-		HostAdmin: h.admin(),
-	})
+	edge := h.edge()
+	edge.ControlPlane, edge.Checkers = h.control, &api.CheckerControlPlane{Tasks: h.checks, Stopping: h.stopping}
+	edge.Registerer, edge.Calls = h.metrics, h.export.Calls
+	h.grpc, err = api.New(edge)
 	return err
 }
 
@@ -215,6 +248,7 @@ func (h *Host) admin() *api.HostAdmin {
 	return &api.HostAdmin{
 		HostID: h.id, Version: Version, Store: h.store, Actions: audit.Guard(h.store), Audit: h.ledger, Sessions: h.sessions,
 		Plugins: h.plugins, Alarms: alarms, Stopping: h.stopping, Operate: h.storeOperations(),
+		Identities: h.issuer,
 	}
 }
 
@@ -224,7 +258,12 @@ func (h *Host) admin() *api.HostAdmin {
 func (h *Host) Run(ctx context.Context) error {
 	defer func() { _ = h.store.Close() }()
 	defer h.flush()
+	defer h.forgetIdentity()
 	if err := h.listen(); err != nil {
+		return err
+	}
+	defer h.endAside()
+	if err := h.serveAside(); err != nil {
 		return err
 	}
 	if h.waits != nil {
@@ -234,6 +273,9 @@ func (h *Host) Run(ctx context.Context) error {
 		if err := h.wire(); err != nil {
 			return err
 		}
+	}
+	if err := h.listenBootstrap(); err != nil {
+		return err
 	}
 	if err := h.plugins.Start(ctx); err != nil {
 		return fmt.Errorf("start the plugins: %w", err)
@@ -249,7 +291,7 @@ func (h *Host) Run(ctx context.Context) error {
 
 	work, cancel := context.WithCancel(ctx)
 	defer cancel()
-	failed := make(chan error, 16)
+	failed := make(chan error, 32)
 	var loops sync.WaitGroup
 	loop := func(name string, run func(context.Context) error) {
 		loops.Go(func() {
@@ -274,7 +316,15 @@ func (h *Host) Run(ctx context.Context) error {
 	loop("scrub", h.scrub.Run)
 	loop("retention", h.retention().Run)
 	go func() { failed <- h.grpc.Serve(h.grpcListener) }()
-	go func() { failed <- h.http.Serve(h.httpListener) }()
+	h.http = h.newHTTP() // with the identity that there is by now
+	go func() { failed <- h.serveHTTP(h.httpListener) }()
+	if h.own != nil {
+		loop("own identity", h.own.run)
+	}
+	if h.issuer != nil {
+		loop("identities", h.issuer.Run)
+		go func() { failed <- h.bootstrap.Serve(h.bootstrapListener) }()
+	}
 	if err := h.announce(); err != nil {
 		return err
 	}
@@ -310,6 +360,9 @@ func (h *Host) stop(cancel context.CancelFunc, loops *sync.WaitGroup) {
 		h.grpc.Stop()
 		<-drained
 	}
+	if h.bootstrap != nil {
+		h.bootstrap.Stop()
+	}
 	_ = h.http.Close()
 	cancel()
 	loops.Wait()
@@ -342,9 +395,16 @@ func (h *Host) listen() (err error) {
 // announce writes where this host listens beside its data, for tools on this
 // machine that let it choose the ports.
 func (h *Host) announce() error {
-	text, err := json.Marshal(map[string]any{
+	where := map[string]any{
 		"grpc": h.grpcListener.Addr().String(), "http": h.httpListener.Addr().String(), "pid": os.Getpid(),
-	})
+	}
+	for _, a := range h.aside {
+		where[a.name] = a.listener.Addr().String()
+	}
+	if h.bootstrapListener != nil {
+		where["bootstrap"] = h.bootstrapListener.Addr().String()
+	}
+	text, err := json.Marshal(where)
 	if err != nil {
 		return err
 	}

@@ -9,6 +9,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/hashicorp/go-hclog"
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 
@@ -21,7 +22,7 @@ import (
 // its work; when not, each reason on a line).
 func (h *Host) newHTTP() *http.Server {
 	mux := http.NewServeMux()
-	mux.Handle("GET /metrics", promhttp.HandlerFor(h.metrics, promhttp.HandlerOpts{Registry: h.metrics}))
+	mux.Handle("GET /metrics", known(promhttp.HandlerFor(h.metrics, promhttp.HandlerOpts{Registry: h.metrics})))
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { _, _ = fmt.Fprintln(w, "ok") })
 	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, _ *http.Request) {
 		if reasons := h.notReady(); len(reasons) > 0 {
@@ -30,10 +31,15 @@ func (h *Host) newHTTP() *http.Server {
 		}
 		_, _ = fmt.Fprintln(w, "ready")
 	})
-	return &http.Server{
+	s := &http.Server{
 		Handler: mux, ReadHeaderTimeout: 5 * time.Second, ReadTimeout: 10 * time.Second,
 		WriteTimeout: 30 * time.Second, IdleTimeout: 2 * time.Minute, MaxHeaderBytes: 8 << 10,
+		ErrorLog: h.log.Named("http").StandardLogger(&hclog.StandardLoggerOptions{ForceLevel: hclog.Debug}), // of handshakes that fail, one a line
 	}
+	if h.identity != nil {
+		s.TLSConfig = h.httpTLS()
+	}
+	return s
 }
 
 // notReady says what keeps the host from its work. It does not wait for

@@ -56,6 +56,7 @@ func (h *Host) signOfLife(ctx context.Context) error {
 	var joined int64
 	var replicas statev1.Replicas
 	var told uint64 // version of replicas
+	authorities := h.authorities()
 	err := h.store.Update(ctx, store.Soft, func(tx store.Tx) error {
 		now := tx.Now()
 		twin, joined = nil, h.joined
@@ -74,7 +75,7 @@ func (h *Host) signOfLife(ctx context.Context) error {
 		}
 		if err := store.Save(tx, memberKey(h.id), &statev1.HostRecord{
 			Id: h.id, Version: Version, Grpc: h.grpcListener.Addr().String(), Process: h.process,
-			StartedMs: joined, SeenMs: now.UnixMilli(),
+			StartedMs: joined, SeenMs: now.UnixMilli(), Authorities: authorities,
 		}); err != nil {
 			return err
 		}

@@ -15,11 +15,11 @@ const ownerKey = adoptedPrefix + "owner"
 // errOwned is the refusal of a store with another trust domain's data.
 var errOwned = fmt.Errorf("%w: the store holds another trust domain's data", store.ErrRefused)
 
-// own sees to it that the store holds data of this host's trust domain, and says so in
+// claim sees to it that the store holds data of this host's trust domain, and says so in
 // a store that holds none yet. Another domain is refused with errOwned: each audit chain
 // begins with the domain, so that chains of two in one store read as
 // tampered with.
-func (h *Host) own(ctx context.Context) error {
+func (h *Host) claim(ctx context.Context) error {
 	return h.store.Update(ctx, h.startDurability(), func(tx store.Tx) error {
 		var have statev1.Owner
 		version, err := store.Load(tx, ownerKey, &have)

@@ -34,18 +34,23 @@ func (h *Host) mustWait(ctx context.Context) error {
 // returns false when ctx has ended or a server failed.
 func (h *Host) standBy(ctx context.Context) (goOn bool, err error) {
 	h.log.Warn("waiting for the store", "reason", h.waits)
-	server, err := api.New(api.Options{Dev: h.config.Dev, Health: h.health, Logger: h.log.Named("api"), HostAdmin: h.admin()})
-	if err != nil {
-		return false, err
-	}
 	failed := make(chan error, 2)
-	var serving sync.WaitGroup
-	serving.Go(func() { failed <- server.Serve(h.grpcListener) })
-	serving.Go(func() { failed <- h.http.Serve(h.httpListener) })
-	end := func() {
-		server.Stop()
-		_ = h.http.Close()
-		serving.Wait()
+	end := func() { _ = h.grpcListener.Close(); _ = h.httpListener.Close() }
+	if h.secured() && h.identity == nil {
+		h.log.Warn("until then nobody can be let in: this host issues its identity to itself, and the store has to know; with identity.dir it has one at once")
+	} else {
+		server, err := api.New(h.edge())
+		if err != nil {
+			return false, err
+		}
+		var serving sync.WaitGroup
+		serving.Go(func() { failed <- server.Serve(h.grpcListener) })
+		serving.Go(func() { failed <- h.serveHTTP(h.httpListener) })
+		end = func() {
+			server.Stop()
+			_ = h.http.Close()
+			serving.Wait()
+		}
 	}
 	if err := h.announce(); err != nil {
 		end()

@@ -63,6 +63,7 @@ type process struct {
 	grpc, http string
 	env        []string
 	args       []string                                    // more than every host gets
+	config     string                                      // file of a secured host; empty = --dev
 	peers      []string                                    // other hosts of the same store, where a connection goes when this one is away
 	look       func(func(tx store.ReadTx, log *audit.Log)) // reads the store when it is not in dir
 	cmd        *exec.Cmd
@@ -118,8 +119,12 @@ func (p *process) command(args ...string) *exec.Cmd {
 	if err != nil {
 		p.t.Fatal(err)
 	}
-	cmd := exec.Command(name, append([]string{"--dev", "--data-dir", p.dir, "--grpc-listen", p.grpc, "--http-listen", p.http,
-		"--heartbeat", "500ms", "--restart-grace", "5s"}, append(p.args, args...)...)...)
+	how := []string{"--dev", "--data-dir", p.dir}
+	if p.config != "" {
+		how = []string{"--config", p.config}
+	}
+	cmd := exec.Command(name, append(append(how, "--grpc-listen", p.grpc, "--http-listen", p.http,
+		"--heartbeat", "500ms", "--restart-grace", "5s"), append(p.args, args...)...)...)
 	cmd.Env = append(os.Environ(), p.env...)
 	return cmd
 }

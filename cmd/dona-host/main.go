@@ -37,6 +37,9 @@ func main() {
 }
 
 func run(args, environ []string, stdout, stderr io.Writer) int {
+	if len(args) > 0 && (args[0] == "init" || args[0] == "operator") {
+		return prepare(args[0], args[1:], stdout, stderr)
+	}
 	file, given, done, code := parse(args, environ, stdout, stderr)
 	if done {
 		return code
@@ -137,7 +140,9 @@ func env(environ []string, name string) string {
 }
 
 func usage(w io.Writer) {
-	_, _ = fmt.Fprint(w, "dona-host runs the control plane.\n\n  dona-host --dev              on this machine, nothing to configure\n  dona-host --config FILE\n\n")
+	_, _ = fmt.Fprint(w, "dona-host runs the control plane.\n\n  dona-host --dev              on this machine, nothing to configure\n  dona-host --config FILE\n"+
+		"  dona-host init DIR           prepare a secured host in DIR: authority, operator, configuration\n"+
+		"  dona-host operator DIR       a fresh identity for its operator, while the host does not run\n\n")
 	_, _ = fmt.Fprintf(w, "  --%-22s %s [DONA_CONFIG]\n", "config FILE", "settings in YAML")
 	for _, s := range config.Settings() {
 		if s.Flag == "" {

@@ -34,6 +34,7 @@ import (
 	"github.com/dodona-project/dodona/host/check"
 	"github.com/dodona-project/dodona/host/delivery"
 	"github.com/dodona-project/dodona/host/fsck"
+	"github.com/dodona-project/dodona/host/identity"
 	"github.com/dodona-project/dodona/host/refusal"
 	"github.com/dodona-project/dodona/host/rollout"
 	"github.com/dodona-project/dodona/host/service"
@@ -56,7 +57,9 @@ type edge struct {
 	alarms *[]string
 	feeds  *snapshot.Feeds
 	checks *check.Broker
+	issuer *identity.Issuer // nil without withIssuer
 
+	address  string
 	plugins  *fakePlugins
 	rollouts *rollout.Controller // ticks when a test says so
 	metrics  *prom.Registry
@@ -71,6 +74,9 @@ type setup struct {
 	wrap      func(store.Store) store.Store
 	shared    store.Store
 	sends     time.Duration
+	issuer    *identity.Options
+	edit      func(*api.Options)
+	dial      []grpc.DialOption
 }
 
 func withHeartbeat(d time.Duration) option { return func(s *setup) { s.heartbeat = d } }
@@ -83,6 +89,14 @@ func onStore(st store.Store) option { return func(s *setup) { s.shared = st } }
 
 // withSends sets how long a send may be blocked.
 func withSends(d time.Duration) option { return func(s *setup) { s.sends = d } }
+
+// withIssuer has the host issue identities; the store and what goes with it are set.
+func withIssuer(o identity.Options) option { return func(s *setup) { s.issuer = &o } }
+
+// serving changes how the server is made.
+func serving(edit func(*api.Options), dial ...grpc.DialOption) option {
+	return func(s *setup) { s.edit, s.dial = edit, dial }
+}
 
 // analyzer knows prometheus, which measures nothing, and away, which was never
 // seen.
@@ -128,7 +142,7 @@ func newEdge(t *testing.T, options ...option) *edge {
 		t.Cleanup(func() { _ = st.Close() })
 	}
 	ledger := audit.New("example.org")
-	dial := []grpc.DialOption{grpc.WithTransportCredentials(insecure.NewCredentials())}
+	dial := append([]grpc.DialOption{grpc.WithTransportCredentials(insecure.NewCredentials())}, o.dial...)
 	actions := audit.Guard(st)
 	if o.wrap != nil {
 		actions = audit.Guard(o.wrap(st))
@@ -163,16 +177,27 @@ func newEdge(t *testing.T, options ...option) *edge {
 		Probe:    judge("probe", "http"),
 		Strategy: judge("strategy", "round-robin", "least-connections", "priority"),
 	}
-	server, err := api.New(api.Options{
+	var issuer *identity.Issuer
+	if o.issuer != nil {
+		o.issuer.Store, o.issuer.Audit, o.issuer.TrustDomain, o.issuer.HostID = actions, ledger, "example.org", "h1"
+		o.issuer.DataDir, o.issuer.Logger = t.TempDir(), hclog.NewNullLogger()
+		issuer, err = identity.Open(t.Context(), *o.issuer)
+		fatal(t, err)
+	}
+	serve := api.Options{
 		Dev: true, Health: health.NewServer(), Logger: hclog.NewNullLogger(), SendTimeout: o.sends, Registerer: metrics,
 		ControlPlane: control, Checkers: &api.CheckerControlPlane{Tasks: checks, Stopping: stopping},
 		HostAdmin: &api.HostAdmin{HostID: "h1", Version: "test", Store: st, Actions: actions, Audit: ledger, Sessions: sessions,
-			Plugins: fake, Alarms: func() []string { return nil }, Stopping: stopping,
+			Plugins: fake, Alarms: func() []string { return nil }, Stopping: stopping, Identities: issuer,
 			Operate: api.StoreOperations{
 				Check:  func(ctx context.Context) (fsck.Report, error) { return fsck.Run(ctx, st, "example.org") },
 				Backup: func(w io.Writer) error { _, err := w.Write(backupOfATest); return err },
 			}},
-	})
+	}
+	if o.edit != nil {
+		o.edit(&serve)
+	}
+	server, err := api.New(serve)
 	fatal(t, err)
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	fatal(t, err)
@@ -196,7 +221,7 @@ func newEdge(t *testing.T, options ...option) *edge {
 		loops.Wait()
 	})
 	t.Cleanup(leave)
-	return &edge{t, st, server, conn, donav1.NewControlPlaneClient(conn), donav1.NewHostAdminClient(conn), &alarms, feeds, checks, fake, rollouts, metrics, stop, leave}
+	return &edge{t, st, server, conn, donav1.NewControlPlaneClient(conn), donav1.NewHostAdminClient(conn), &alarms, feeds, checks, issuer, listener.Addr().String(), fake, rollouts, metrics, stop, leave}
 }
 
 // patient sends a request again whose entry was not durable in time, as the answer

@@ -302,7 +302,7 @@ func TestStatus(t *testing.T) {
 		t.Errorf("the plugins are %v, %v", p, err)
 	}
 	_, err = e.admin.CreateToken(c, &donav1.CreateTokenRequest{})
-	refused(t, "CreateToken", err, codes.Unimplemented, "")
+	refused(t, "CreateToken", err, codes.FailedPrecondition, "")
 }
 
 // TestWrongState: each verb where it has no place.

@@ -10,39 +10,102 @@ import (
 	"golang.org/x/time/rate"
 	"google.golang.org/genproto/googleapis/rpc/errdetails"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/peer"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/durationpb"
+
+	"github.com/dodona-project/dodona/host/identity"
+	"github.com/dodona-project/dodona/host/refusal"
 )
 
 // caller is who makes a call.
 type caller struct {
 	actor string // as audit entries name it
 	roles []Role
+	id    identity.ID // without a kind: everyone at once, who may speak for anyone
 }
 
 type callerKey struct{}
 
-// DevActor is everyone on loopback with --dev.
-const DevActor = "local:dev"
+const (
+	// DevActor is everyone on loopback with --dev.
+	DevActor = "local:dev"
 
-// identify says who calls. Without --dev nobody can be told apart yet, so nobody
-// is let in; config refuses to start such a host.
-func (g *guard) identify(context.Context) (caller, error) {
-	if !g.dev {
-		return caller{}, status.Error(codes.Unauthenticated, "the caller has no identity")
+	// PlaintextActor is everyone where the configuration lets them in without an
+	// identity.
+	PlaintextActor = "plaintext:anyone"
+)
+
+var everyone = []Role{Workload, Worker, Checker, Admin}
+
+// roleOf is what each kind of identity is to the API.
+var roleOf = map[identity.Kind]Role{
+	identity.Service: Workload, identity.Worker: Worker, identity.Checker: Checker, identity.Admin: Admin, identity.Host: Host,
+}
+
+// callerOf is who has an identity. Workers and checkers of another environment than
+// the host's (empty = any) have no role.
+func callerOf(id identity.ID, environment string) caller {
+	c := caller{actor: id.String(), id: id}
+	if environment == "" || id.Environment == "" || id.Environment == environment {
+		c.roles = []Role{roleOf[id.Kind]}
 	}
-	return caller{actor: DevActor, roles: []Role{Workload, Checker, Admin}}, nil
+	return c
+}
+
+// identify says who calls: whose certificate the connection was made with, and
+// without certificates whoever the configuration takes everyone for.
+func (g *guard) identify(ctx context.Context) (caller, *visitor, error) {
+	var v *visitor
+	if p, ok := peer.FromContext(ctx); ok {
+		v, _ = p.AuthInfo.(*visitor)
+	}
+	if v != nil {
+		if err := v.still(time.Now()); err != nil {
+			return caller{}, nil, err
+		}
+	}
+	switch {
+	case v != nil && v.certs != nil:
+		return v.caller, v, nil
+	case g.dev:
+		return caller{actor: DevActor, roles: everyone}, v, nil
+	case g.plaintext:
+		return caller{actor: PlaintextActor, roles: everyone}, v, nil
+	}
+	return caller{}, nil, status.Error(codes.Unauthenticated, "the caller has no identity")
 }
 
 func (c caller) may(roles []Role) bool {
 	return slices.Contains(roles, Anyone) || slices.ContainsFunc(c.roles, func(r Role) bool { return slices.Contains(roles, r) })
 }
 
-// actor is the caller of a call that was admitted.
-func actor(ctx context.Context) string {
-	who, _ := ctx.Value(callerKey{}).(caller)
-	return who.actor
+// service is the service that a workload belongs to; empty = the caller speaks for
+// any.
+func (c caller) service() string {
+	if c.id.Kind == identity.Service {
+		return c.id.Name
+	}
+	return ""
 }
+
+// is refuses a caller of a kind that speaks for itself alone, when a request names
+// another. The answer is the same whether or not there is one of that name.
+func (c caller) is(kind identity.Kind, field, name string) error {
+	if c.id.Kind == kind && c.id.Name != name {
+		return refusal.New(refusal.Denied, "%s is not this caller's: its identity speaks for itself alone", field)
+	}
+	return nil
+}
+
+// who is the caller of a call that was admitted.
+func who(ctx context.Context) caller {
+	c, _ := ctx.Value(callerKey{}).(caller)
+	return c
+}
+
+// actor is its name in audit entries.
+func actor(ctx context.Context) string { return who(ctx).actor }
 
 // limiters bound how often one identity calls one method.
 type limiters struct {

@@ -12,6 +12,7 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"github.com/dodona-project/dodona/host/check"
+	"github.com/dodona-project/dodona/host/identity"
 	"github.com/dodona-project/dodona/host/limits"
 	"github.com/dodona-project/dodona/host/refusal"
 	"github.com/dodona-project/dodona/plugins/probe"
@@ -73,6 +74,9 @@ func (s *CheckerControlPlane) RegisterChecker(ctx context.Context, req *controlp
 		}
 		r.Probes = append(r.Probes, p.Name)
 	}
+	if err := who(ctx).is(identity.Checker, "checker_id", req.CheckerId); err != nil {
+		return nil, err
+	}
 	if req.SupportedProtocolVersion != checkerProtocol {
 		return nil, refusal.New(refusal.Precondition, "the checker speaks protocol version %d, this host speaks %d", req.SupportedProtocolVersion, checkerProtocol)
 	}
@@ -90,6 +94,9 @@ func (s *CheckerControlPlane) StreamCheckTasks(req *controlplanev1.StreamCheckTa
 		return err
 	}
 	if err := checkLevels(req.Levels); err != nil {
+		return err
+	}
+	if err := who(stream.Context()).is(identity.Checker, "checker_id", req.CheckerId); err != nil {
 		return err
 	}
 	claim := check.Claim{Checker: req.CheckerId, Instance: req.InstanceId, Levels: req.Levels, Most: int(min(req.MaxInFlight, limits.CheckWindow))}
@@ -166,6 +173,9 @@ func (s *CheckerControlPlane) ReportObservations(ctx context.Context, req *contr
 	}
 	if n := len(req.Observations); n == 0 || n > limits.Observations {
 		return nil, refusal.Field("observations", "has %d items: allowed are 1 to %d", n, limits.Observations)
+	}
+	if err := who(ctx).is(identity.Checker, "checker_id", req.CheckerId); err != nil {
+		return nil, err
 	}
 	reports := make([]check.Report, len(req.Observations))
 	for i, o := range req.Observations {

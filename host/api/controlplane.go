@@ -2,11 +2,13 @@ package api
 
 import (
 	"context"
+	"fmt"
 
 	donav1 "github.com/dodona-project/dodona/proto/dona/v1"
 
 	"github.com/dodona-project/dodona/host/audit"
 	"github.com/dodona-project/dodona/host/delivery"
+	"github.com/dodona-project/dodona/host/identity"
 	"github.com/dodona-project/dodona/host/limits"
 	"github.com/dodona-project/dodona/host/refusal"
 	"github.com/dodona-project/dodona/host/rollout"
@@ -57,7 +59,7 @@ func (s *ControlPlane) WatchConfig(req *donav1.WatchConfigRequest, stream donav1
 	}
 	defer leave()
 	sub, err := s.Feeds.Subscribe(req.Service, snapshot.Watcher{
-		Client: req.ClientId, LastVersion: req.LastVersion, LastChecksum: req.LastChecksum, AcceptDelta: req.AcceptDelta,
+		Client: reporter(ctx).Name(req.ClientId), LastVersion: req.LastVersion, LastChecksum: req.LastChecksum, AcceptDelta: req.AcceptDelta,
 	})
 	if err != nil {
 		return err
@@ -85,16 +87,34 @@ func checkWatch(req *donav1.WatchConfigRequest) error {
 	return refusal.Check("caller_region", limits.OptionalName(req.CallerRegion))
 }
 
-// ReportStats counts a batch once and answers when its audits are durable.
+// ReportStats counts a batch once and answers when its audits are durable. A workload
+// reports as a caller for its own service alone.
 func (s *ControlPlane) ReportStats(ctx context.Context, batch *donav1.StatsBatch) (*donav1.ReportAck, error) {
-	ack, applied, err := s.Reports.Take(ctx, actor(ctx), batch)
+	if err := service.CheckBatch(batch); err != nil {
+		return nil, err
+	}
+	by := reporter(ctx)
+	for i, c := range batch.Calls {
+		if c.GetCallerService() == "" {
+			continue
+		}
+		if err := who(ctx).is(identity.Service, fmt.Sprintf("calls[%d].caller_service", i), c.CallerService); err != nil {
+			return nil, err
+		}
+	}
+	ack, applied, err := s.Reports.Take(ctx, by, batch)
 	if err != nil {
 		return nil, err
 	}
 	for _, a := range applied {
-		s.Feeds.Applied(a.Service, batch.ReporterId, a.Version, a.RejectedReason)
+		s.Feeds.Applied(a.Service, by.Name(batch.ReporterId), a.Version, a.RejectedReason)
 	}
 	return ack, nil
+}
+
+// reporter is the caller as one that watches and reports.
+func reporter(ctx context.Context) service.Reporter {
+	return service.Reporter{Actor: actor(ctx), Service: who(ctx).service()}
 }
 
 // GetAttestation returns a signed report of a service's audit chain, or of the

@@ -12,6 +12,7 @@ import (
 	donav1 "github.com/dodona-project/dodona/proto/dona/v1"
 	"google.golang.org/grpc/metadata"
 
+	"github.com/dodona-project/dodona/host/identity"
 	"github.com/dodona-project/dodona/host/limits"
 	"github.com/dodona-project/dodona/host/refusal"
 	"github.com/dodona-project/dodona/host/session"
@@ -32,6 +33,9 @@ func (s *ControlPlane) RegisterEndpoint(stream donav1.ControlPlane_RegisterEndpo
 		return err
 	}
 	if err := checkEndpoint(first); err != nil {
+		return err
+	}
+	if err := who(stream.Context()).is(identity.Service, "service", first.Service); err != nil {
 		return err
 	}
 	lease, err := s.Sessions.Register(stream.Context(), session.Registration{
@@ -73,7 +77,11 @@ func (s *ControlPlane) serveEndpoint(stream donav1.ControlPlane_RegisterEndpoint
 			}
 			return nil, session.Broken, err // replaced or expired: nothing of it is left to end
 		case <-stream.Context().Done():
-			return nil, session.Broken, stream.Context().Err()
+			why := session.Broken
+			if errors.Is(context.Cause(stream.Context()), errExpired) {
+				why = session.ByHost // it is told to come again with a new certificate
+			}
+			return nil, why, stream.Context().Err()
 		case m := <-beats:
 			if errors.Is(m.err, io.EOF) {
 				return &donav1.RegisterAck{LeaseId: lease.LeaseID()}, session.Goodbye, nil

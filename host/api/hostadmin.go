@@ -8,6 +8,7 @@ import (
 	donav1 "github.com/dodona-project/dodona/proto/dona/v1"
 
 	"github.com/dodona-project/dodona/host/audit"
+	"github.com/dodona-project/dodona/host/identity"
 	"github.com/dodona-project/dodona/host/session"
 	"github.com/dodona-project/dodona/host/store"
 )
@@ -27,7 +28,8 @@ type HostAdmin struct {
 	Alarms   func() []string // what people should know of, besides frozen removals
 	Stopping <-chan struct{} // closed when streams have to end
 
-	Operate StoreOperations
+	Operate    StoreOperations
+	Identities *identity.Issuer // nil: this host issues none, or waits for its store
 }
 
 // GetHost shows what this host is and how it is. It answers while the store does not.
@@ -49,6 +51,13 @@ func (s *HostAdmin) fromStore(ctx context.Context, h *donav1.HostStatus) (err er
 		if h.OtherHosts, err = s.Operate.Others(ctx); err != nil {
 			return err
 		}
+	}
+	if s.Identities != nil {
+		a, err := s.Identities.Status(ctx)
+		if err != nil {
+			return err
+		}
+		h.Ca = caStatus(a)
 	}
 	if s.Sessions == nil {
 		return nil

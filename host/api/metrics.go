@@ -11,6 +11,10 @@ type metrics struct {
 	calls   *prometheus.CounterVec
 	seconds *prometheus.HistogramVec
 	panics  prometheus.Counter
+
+	connections prometheus.Gauge
+	refused     *prometheus.CounterVec
+	shed        prometheus.Counter
 }
 
 func newMetrics(reg prometheus.Registerer) (*metrics, error) {
@@ -25,11 +29,20 @@ func newMetrics(reg prometheus.Registerer) (*metrics, error) {
 		panics: prometheus.NewCounter(prometheus.CounterOpts{
 			Name: "dona_rpc_panics_total", Help: "Calls that panicked and were contained.",
 		}),
+		connections: prometheus.NewGauge(prometheus.GaugeOpts{
+			Name: "dona_grpc_connections", Help: "Connections to the gRPC services, those in their handshake included; 0 with dev, where nobody counts.",
+		}),
+		refused: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "dona_grpc_connections_refused_total", Help: "Connections that were not let in: handshake (no identity that holds), full, peer_full.",
+		}, []string{"reason"}),
+		shed: prometheus.NewCounter(prometheus.CounterOpts{
+			Name: "dona_rpc_shed_total", Help: "Calls refused because memory ran out.",
+		}),
 	}
 	if reg == nil {
 		return m, nil
 	}
-	for _, c := range []prometheus.Collector{m.calls, m.seconds, m.panics} {
+	for _, c := range []prometheus.Collector{m.calls, m.seconds, m.panics, m.connections, m.refused, m.shed} {
 		if err := reg.Register(c); err != nil {
 			return nil, err
 		}

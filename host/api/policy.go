@@ -16,21 +16,34 @@ import (
 type Role string
 
 const (
-	Anyone   Role = "anyone"   // liveness only
-	Workload Role = "workload" // an application of the trust domain
-	Checker  Role = "checker"  // a checker outside the hosts
-	Admin    Role = "admin"    // an operator
+	Anyone   Role = "anyone"   // who has any identity of the trust domain; liveness only
+	Workload Role = "workload" // an application: svc/<service>
+	Worker   Role = "worker"   // an egress worker: <environment>/worker/<id>
+	Checker  Role = "checker"  // a checker outside the hosts: <environment>/checker/<id>
+	Admin    Role = "admin"    // an operator: admin/<name>
+	Host     Role = "host"     // another host: host/<id>
 )
 
 // Rule is one row of the table: who may call an RPC, how much and how often.
 type Rule struct {
 	Roles    []Role
+	Object   string  // what of the request has to be the caller's own, when it is no operator
 	MaxBytes int     // of one message received
 	Rate     float64 // calls a second and identity
 	Burst    int
 	Cap      time.Duration // of a unary call, whatever deadline its client set; 0 = unaryCap
 	DevOnly  bool          // served with --dev only
+	Class    Class         // what goes on when memory runs out
 }
+
+// Class says how long a call is served while memory runs out.
+type Class int
+
+const (
+	Ordinary Class = iota // a stream until 80 % of the memory limit, a call until 90 %
+	Control               // until 95 %: what operators do, and what has to be on record
+	Vital                 // always: heartbeats, liveness
+)
 
 // unaryCap bounds a unary call whose rule says nothing else.
 const unaryCap = 10 * time.Second
@@ -46,11 +59,23 @@ const (
 
 var (
 	admins    = []Role{Admin}
-	workloads = []Role{Workload, Admin}
+	workloads = []Role{Workload}
 	checkers  = []Role{Checker}
 )
 
-func admin() Rule { return Rule{Roles: admins, MaxBytes: smallMessage, Rate: 100, Burst: 400} }
+func admin() Rule {
+	return Rule{Roles: admins, MaxBytes: smallMessage, Rate: 100, Burst: 400, Class: Control}
+}
+
+func liveness() Rule {
+	return Rule{Roles: []Role{Anyone}, MaxBytes: smallMessage, Rate: 100, Burst: 400, Class: Vital}
+}
+
+func reflected() Rule {
+	r := admin()
+	r.DevOnly = true
+	return r
+}
 
 // reload starts a process, so it may not be asked for as often as the rest, and
 // it may take longer: a start has up to 22 s until it is proven, and may have to
@@ -71,9 +96,9 @@ func whole() Rule {
 // Policy is the table. An RPC without a row is denied, and a test compares the
 // table with the services that are registered.
 var Policy = map[string]Rule{
-	donav1.ControlPlane_RegisterEndpoint_FullMethodName: {Roles: workloads, MaxBytes: smallMessage, Rate: 500, Burst: 2000},
-	donav1.ControlPlane_WatchConfig_FullMethodName:      {Roles: workloads, MaxBytes: smallMessage, Rate: 2000, Burst: 10_000},
-	donav1.ControlPlane_ReportStats_FullMethodName:      {Roles: workloads, MaxBytes: statsMessage, Rate: 2000, Burst: 4000},
+	donav1.ControlPlane_RegisterEndpoint_FullMethodName: {Roles: workloads, Object: "service", MaxBytes: smallMessage, Rate: 500, Burst: 2000, Class: Vital},
+	donav1.ControlPlane_WatchConfig_FullMethodName:      {Roles: []Role{Workload, Admin}, Object: "caller_service", MaxBytes: smallMessage, Rate: 2000, Burst: 10_000},
+	donav1.ControlPlane_ReportStats_FullMethodName:      {Roles: workloads, Object: "calls[].caller_service", MaxBytes: statsMessage, Rate: 2000, Burst: 4000},
 
 	donav1.ControlPlane_SetFlag_FullMethodName:          admin(),
 	donav1.ControlPlane_StartRollout_FullMethodName:     admin(),
@@ -91,9 +116,9 @@ var Policy = map[string]Rule{
 	donav1.ControlPlane_ListReleases_FullMethodName:     admin(),
 	donav1.ControlPlane_GetAttestation_FullMethodName:   admin(),
 
-	controlplanev1.CheckerControlPlane_RegisterChecker_FullMethodName:    {Roles: checkers, MaxBytes: smallMessage, Rate: 100, Burst: 400},
-	controlplanev1.CheckerControlPlane_StreamCheckTasks_FullMethodName:   {Roles: checkers, MaxBytes: smallMessage, Rate: 100, Burst: 400},
-	controlplanev1.CheckerControlPlane_ReportObservations_FullMethodName: {Roles: checkers, MaxBytes: observations, Rate: 2000, Burst: 4000},
+	controlplanev1.CheckerControlPlane_RegisterChecker_FullMethodName:    {Roles: checkers, Object: "checker_id", MaxBytes: smallMessage, Rate: 100, Burst: 400},
+	controlplanev1.CheckerControlPlane_StreamCheckTasks_FullMethodName:   {Roles: checkers, Object: "checker_id", MaxBytes: smallMessage, Rate: 100, Burst: 400},
+	controlplanev1.CheckerControlPlane_ReportObservations_FullMethodName: {Roles: checkers, Object: "checker_id", MaxBytes: observations, Rate: 2000, Burst: 4000},
 
 	donav1.HostAdmin_ListPlugins_FullMethodName:    admin(),
 	donav1.HostAdmin_ReloadPlugin_FullMethodName:   reload(),
@@ -107,10 +132,12 @@ var Policy = map[string]Rule{
 	donav1.HostAdmin_RevokeToken_FullMethodName:    admin(),
 	donav1.HostAdmin_RolloverCA_FullMethodName:     admin(),
 
-	grpc_health_v1.Health_Check_FullMethodName: {Roles: []Role{Anyone}, MaxBytes: smallMessage, Rate: 100, Burst: 400},
-	grpc_health_v1.Health_Watch_FullMethodName: {Roles: []Role{Anyone}, MaxBytes: smallMessage, Rate: 100, Burst: 400},
-	grpc_health_v1.Health_List_FullMethodName:  {Roles: []Role{Anyone}, MaxBytes: smallMessage, Rate: 100, Burst: 400},
+	donav1.Identity_IssueSvid_FullMethodName: {Roles: []Role{Workload, Worker, Checker, Admin, Host}, Object: "service or path", MaxBytes: bootstrapMessage, Rate: 1, Burst: 60, Class: Control},
 
-	reflectionv1.ServerReflection_ServerReflectionInfo_FullMethodName:      {Roles: admins, MaxBytes: smallMessage, Rate: 100, Burst: 400, DevOnly: true},
-	reflectionv1alpha.ServerReflection_ServerReflectionInfo_FullMethodName: {Roles: admins, MaxBytes: smallMessage, Rate: 100, Burst: 400, DevOnly: true},
+	grpc_health_v1.Health_Check_FullMethodName: liveness(),
+	grpc_health_v1.Health_Watch_FullMethodName: liveness(),
+	grpc_health_v1.Health_List_FullMethodName:  liveness(),
+
+	reflectionv1.ServerReflection_ServerReflectionInfo_FullMethodName:      reflected(),
+	reflectionv1alpha.ServerReflection_ServerReflectionInfo_FullMethodName: reflected(),
 }

@@ -9,6 +9,7 @@ package api
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"runtime/debug"
 	"strings"
@@ -18,6 +19,7 @@ import (
 	donav1 "github.com/dodona-project/dodona/proto/dona/v1"
 	"github.com/hashicorp/go-hclog"
 	"github.com/prometheus/client_golang/prometheus"
+	"github.com/spiffe/go-spiffe/v2/spiffeid"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/health"
@@ -37,11 +39,19 @@ type Options struct {
 	Checkers     *CheckerControlPlane // nil with it
 	HostAdmin    *HostAdmin
 	Health       *health.Server
-	Dev          bool // everyone on loopback is local:dev with every role
+	Dev          bool                 // everyone on loopback is local:dev with every role
+	Plaintext    bool                 // everyone is plaintext:anyone with every role; what only --dev has is left out
+	Identity     Identity             // who the host is, and whom it trusts: mTLS; nil with Dev or Plaintext
+	TrustDomain  spiffeid.TrustDomain // that callers have to be of; with Identity
+	Environment  string               // that workers and checkers have to be of; empty = any
+	Caps         Caps
+	Memory       func() (used, limit uint64) // to shed load by; nil = never
 	Logger       hclog.Logger
 	Registerer   prometheus.Registerer
-	Calls        stats.Handler // sees every call, for traces; nil = none
-	SendTimeout  time.Duration // a send blocked for longer ends a stream that is no feed; 0 = 10 s
+	Calls        stats.Handler       // sees every call, for traces; nil = none
+	Interceptors []grpc.ServerOption // more of them, behind the checks; for tests that count
+	SendTimeout  time.Duration       // a send blocked for longer ends a stream that is no feed; 0 = 10 s
+	Reauthorise  time.Duration       // how long a connection lives on one look at its certificate; 0 = 30 min
 }
 
 const defaultSendTimeout = 10 * time.Second
@@ -49,17 +59,17 @@ const defaultSendTimeout = 10 * time.Second
 // New returns a server with every service registered behind the same checks:
 // recover, identity, table, rate, size, deadline.
 func New(o Options) (*grpc.Server, error) {
-	g := &guard{dev: o.Dev, waiting: o.ControlPlane == nil, log: o.Logger, limiters: newLimiters(), parsing: newParsing(snapshot.Codec()),
+	if (o.Identity == nil) != (o.Dev || o.Plaintext) {
+		return nil, errors.New("api: callers either have identities or are let in without: one of Identity, Dev and Plaintext")
+	}
+	g := &guard{dev: o.Dev, plaintext: o.Plaintext, waiting: o.ControlPlane == nil, log: o.Logger, limiters: newLimiters(), parsing: newParsing(snapshot.Codec()),
 		sendTimeout: cmp.Or(o.SendTimeout, defaultSendTimeout)}
 	var err error
 	if g.metrics, err = newMetrics(o.Registerer); err != nil {
 		return nil, fmt.Errorf("api: metrics: %w", err)
 	}
-	options := snapshot.ServerOptions()
-	if o.Calls != nil {
-		options = append(options, grpc.StatsHandler(o.Calls))
-	}
-	server := grpc.NewServer(append(options,
+	g.pressure.read = o.Memory
+	options := append(snapshot.ServerOptions(),
 		grpc.ForceServerCodecV2(g.parsing),
 		grpc.ChainUnaryInterceptor(g.unary),
 		grpc.ChainStreamInterceptor(g.stream),
@@ -70,7 +80,14 @@ func New(o Options) (*grpc.Server, error) {
 		grpc.ConnectionTimeout(5*time.Second),
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 10 * time.Second, PermitWithoutStream: true}),
 		grpc.KeepaliveParams(keepalive.ServerParameters{Time: 20 * time.Second, Timeout: 10 * time.Second, MaxConnectionIdle: 10 * time.Minute}),
-	)...)
+	)
+	if o.Calls != nil {
+		options = append(options, grpc.StatsHandler(o.Calls))
+	}
+	if !o.Dev {
+		options = append(options, grpc.Creds(newDoor(o, g.metrics)))
+	}
+	server := grpc.NewServer(append(options, o.Interceptors...)...)
 	if o.ControlPlane != nil {
 		donav1.RegisterControlPlaneServer(server, o.ControlPlane)
 		controlplanev1.RegisterCheckerControlPlaneServer(server, o.Checkers)
@@ -79,6 +96,7 @@ func New(o Options) (*grpc.Server, error) {
 		controlplanev1.RegisterCheckerControlPlaneServer(server, controlplanev1.UnimplementedCheckerControlPlaneServer{})
 	}
 	donav1.RegisterHostAdminServer(server, o.HostAdmin)
+	donav1.RegisterIdentityServer(server, &renewals{host: o.HostAdmin})
 	grpc_health_v1.RegisterHealthServer(server, o.Health)
 	if o.Dev {
 		reflection.Register(server)
@@ -88,33 +106,50 @@ func New(o Options) (*grpc.Server, error) {
 
 // guard is what every call passes.
 type guard struct {
-	dev      bool
-	waiting  bool // there is no control plane yet
-	log      hclog.Logger
-	limiters *limiters
-	metrics  *metrics
-	parsing  parsing
+	dev       bool
+	plaintext bool
+	waiting   bool // there is no control plane yet
+	log       hclog.Logger
+	limiters  *limiters
+	metrics   *metrics
+	parsing   parsing
+	pressure  pressure
 
 	sendTimeout time.Duration
 }
 
-// admit identifies the caller and looks the call up.
-func (g *guard) admit(ctx context.Context, method string) (context.Context, Rule, error) {
-	who, err := g.identify(ctx)
+// admit identifies the caller and looks the call up. It returns who is at the other
+// end of the connection, when that is known.
+func (g *guard) admit(ctx context.Context, method string, stream bool, req any) (context.Context, Rule, *visitor, error) {
+	who, v, err := g.identify(ctx)
 	if err != nil {
-		return ctx, Rule{}, err
+		return ctx, Rule{}, nil, err
 	}
 	rule, ok := Policy[method]
 	if !ok || rule.DevOnly && !g.dev || !who.may(rule.Roles) {
-		return ctx, rule, status.Error(codes.PermissionDenied, "this identity may not call this method")
+		return ctx, rule, nil, status.Error(codes.PermissionDenied, "this identity may not call this method")
 	}
 	if g.waiting && needsStore(method) {
-		return ctx, rule, status.Error(codes.Unavailable, "this host waits for its store; its log and status say why: try another host, or again later")
+		return ctx, rule, nil, status.Error(codes.Unavailable, "this host waits for its store; its log and status say why: try another host, or again later")
+	}
+	if !g.pressure.serves(class(rule, req), stream, time.Now()) {
+		g.metrics.shed.Inc()
+		return ctx, rule, nil, shed()
 	}
 	if wait := g.limiters.take(method, who.actor, rule); wait > 0 {
-		return ctx, rule, tooOften(rule, wait)
+		return ctx, rule, nil, tooOften(rule, wait)
 	}
-	return context.WithValue(ctx, callerKey{}, who), rule, nil
+	if v != nil && !v.door.start(v.seat) {
+		return ctx, rule, nil, status.Errorf(codes.ResourceExhausted, "this identity has %d calls under way from this address, as many as it may have", v.door.caps.StreamsPerPeer)
+	}
+	return context.WithValue(ctx, callerKey{}, who), rule, v, nil
+}
+
+// done ends what admit began.
+func (v *visitor) done() {
+	if v != nil {
+		v.door.release(v.seat, 0, 1)
+	}
 }
 
 // needsStore reports whether a method is of a service that a host serves once it has
@@ -133,10 +168,11 @@ func (g *guard) unary(ctx context.Context, req any, info *grpc.UnaryServerInfo, 
 	defer func() { g.metrics.observe(info.FullMethod, err, time.Since(begin)) }()
 	defer g.recover(info.FullMethod, &err)
 	received := g.parsing.take(req)
-	ctx, rule, err := g.admit(ctx, info.FullMethod)
+	ctx, rule, v, err := g.admit(ctx, info.FullMethod, false, req)
 	if err != nil {
 		return nil, err
 	}
+	defer v.done()
 	if err := received.judge(rule.MaxBytes); err != nil {
 		return nil, err
 	}
@@ -150,12 +186,26 @@ func (g *guard) stream(srv any, ss grpc.ServerStream, info *grpc.StreamServerInf
 	begin := time.Now()
 	defer func() { g.metrics.observe(info.FullMethod, err, time.Since(begin)) }()
 	defer g.recover(info.FullMethod, &err)
-	ctx, rule, err := g.admit(ss.Context(), info.FullMethod)
+	ctx, rule, v, err := g.admit(ss.Context(), info.FullMethod, true, nil)
 	if err != nil {
 		return err
 	}
-	return answer(g.log, info.FullMethod, handler(srv, &guarded{ss, ctx, rule, g.parsing, g.sendTimeout}))
+	defer v.done()
+	if v != nil { // the stream ends with the peer's right to go on
+		var cancel context.CancelCauseFunc
+		ctx, cancel = context.WithCancelCause(ctx)
+		defer cancel(nil)
+		defer context.AfterFunc(v.gone, func() { cancel(context.Cause(v.gone)) })()
+	}
+	err = handler(srv, &guarded{ss, ctx, rule, g.parsing, g.sendTimeout})
+	if err != nil && v != nil && ended(ctx) {
+		err = context.Cause(ctx)
+	}
+	return answer(g.log, info.FullMethod, err)
 }
+
+// ended reports whether a stream's context ended because its peer may not go on.
+func ended(ctx context.Context) bool { return status.Code(context.Cause(ctx)) == codes.Unauthenticated }
 
 func (g *guard) recover(method string, err *error) {
 	if p := recover(); p != nil {

@@ -8,6 +8,7 @@ import (
 
 	donav1 "github.com/dodona-project/dodona/proto/dona/v1"
 
+	"github.com/dodona-project/dodona/host/identity"
 	"github.com/dodona-project/dodona/host/limits"
 	"github.com/dodona-project/dodona/host/refusal"
 	"github.com/dodona-project/dodona/host/service"
@@ -113,12 +114,18 @@ func (k *sharings) get(name string) (shared *donav1.SharedService, known bool) {
 }
 
 // admitWatch lets a caller in that may watch the service. The context that it
-// returns ends when the caller loses that right; leave has to be called. On
-// whose behalf a caller watches is what its request says: with --dev nobody has
-// an identity to hold it against.
+// returns ends when the caller loses that right; leave has to be called. A workload
+// watches on behalf of its own service; of anyone else, the request says on whose.
 func (s *ControlPlane) admitWatch(ctx context.Context, req *donav1.WatchConfigRequest) (_ context.Context, leave func(), err error) {
+	behalf := req.CallerService
+	if own := who(ctx).service(); own != "" && behalf == "" {
+		behalf = own
+	}
+	if err := who(ctx).is(identity.Service, "caller_service", behalf); err != nil {
+		return nil, nil, err
+	}
 	ctx, end := context.WithCancelCause(ctx)
-	a := &watch{service: req.Service, caller: req.CallerService, region: req.CallerRegion, end: end}
+	a := &watch{service: req.Service, caller: behalf, region: req.CallerRegion, end: end}
 	// Known before the look: a change after the look finds it.
 	s.watches.add(a)
 	leave = func() { s.watches.remove(a); end(nil) }

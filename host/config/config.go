@@ -10,15 +10,14 @@
 package config
 
 import (
-	"errors"
 	"fmt"
-	"net"
 	"os"
 	"regexp"
 	"strconv"
 	"strings"
 	"time"
 
+	"github.com/dodona-project/dodona/host/limits"
 	"github.com/dodona-project/dodona/host/store/redis"
 )
 
@@ -29,6 +28,13 @@ type Config struct {
 	GRPCListen      string
 	BootstrapListen string
 	HTTPListen      string
+	OpsListen       string // plaintext, on loopback; empty = none
+	IdentityDir     string // with the host's own SVID; empty = the host issues it to itself
+	Plaintext       bool   // gRPC without identities, and without --dev
+	Caps            Caps   // none with dev
+	MemoryLimit     int64  // bytes; 0 = GOMEMLIMIT, or none
+	DebugSocket     string // where pprof is served; empty = nowhere
+	Environment     string // that workers and checkers have to be of; empty = any
 	Store           string // "embedded", or a URL that Redis is parsed from
 	Redis           redis.Target
 	RedisReplicas   int // that hard writes wait for
@@ -42,12 +48,26 @@ type Config struct {
 	Heartbeat    time.Duration // that endpoints are told
 	RestartGrace time.Duration // longest wait for remembered endpoints after a start
 
+	Identities      bool // this host issues them: always without dev, with it when bootstrap.listen is set
+	SVIDTTL         time.Duration
+	SVIDMinTTL      time.Duration
+	HostKeys        bool   // makes keys for workloads that send no request
+	CACert, CAKey   string // files of the authority; empty = one of the data directory
+	BootstrapPublic bool   // the bootstrap listener may be on another address than loopback
+
 	CheckInterval time.Duration // between two checks of an endpoint that is well
 	CheckTimeout  time.Duration // of one check
 
 	PluginDir     string
 	PluginBackoff Backoff
 	Plugins       map[string]Plugin // by "<kind>/<name>"
+}
+
+// Caps bound what is open on the gRPC listener at once. 0 is no bound.
+type Caps struct {
+	Connections        int
+	ConnectionsPerPeer int
+	StreamsPerPeer     int
 }
 
 // Backoff bounds the wait before a plugin is started again.
@@ -86,6 +106,11 @@ func (s Setting) Env() string {
 	return "DONA_" + strings.ToUpper(strings.NewReplacer(".", "_", "-", "_").Replace(name))
 }
 
+const (
+	plaintextWords = "anyone-who-connects-is-an-operator"
+	maxSocketPath  = 107 // the system's bound
+)
+
 var trustDomain = regexp.MustCompile(`^[a-z0-9]([a-z0-9._-]{0,253}[a-z0-9])?$`)
 
 // Settings lists every setting but those of single plugins.
@@ -101,11 +126,78 @@ func Settings() []Setting {
 			Help: "address of the gRPC services",
 			set:  address(func(c *Config) *string { return &c.GRPCListen })},
 		{Key: "bootstrap.listen", Flag: "bootstrap-listen", Default: "127.0.0.1:7601",
-			Help: "address where identities are issued; not used with dev",
+			Help: "address where identities are issued for tokens; with dev only when it is set",
 			set:  address(func(c *Config) *string { return &c.BootstrapListen })},
+		{Key: "bootstrap.reach", Flag: "bootstrap-reach", Default: "loopback",
+			Help: "loopback, or plaintext-over-the-network: whoever reads along there can use a token before its owner",
+			set: func(c *Config, v string) error {
+				switch v {
+				case "loopback", "plaintext-over-the-network":
+					c.BootstrapPublic = v != "loopback"
+					return nil
+				}
+				return fmt.Errorf("is %q: allowed are loopback and plaintext-over-the-network", short(v))
+			}},
 		{Key: "http.listen", Flag: "http-listen", Default: "127.0.0.1:7602",
-			Help: "address of /metrics, /healthz and /readyz",
+			Help: "address of /metrics, /healthz and /readyz; TLS but with dev",
 			set:  address(func(c *Config) *string { return &c.HTTPListen })},
+		{Key: "http.ops_listen", Flag: "http-ops-listen", Default: "",
+			Help: "one more address of the same three, plaintext and on loopback, for what scrapes and probes on this machine",
+			set: func(c *Config, v string) error {
+				if v == "" {
+					c.OpsListen = ""
+					return nil
+				}
+				if err := address(func(c *Config) *string { return &c.OpsListen })(c, v); err != nil || loopback(v) {
+					return err
+				}
+				return fmt.Errorf("is %q: it is plaintext, so allowed are loopback addresses alone, such as 127.0.0.1:7603", short(v))
+			}},
+		{Key: "identity.dir", Flag: "identity-dir", Default: "",
+			Help: "directory with cert.pem, key.pem and bundle.pem of this host, which are followed; not used with dev",
+			set:  text(func(c *Config) *string { return &c.IdentityDir })},
+		{Key: "environment", Flag: "environment", Default: "",
+			Help: "environment that workers and checkers have to be of, the first part of their SPIFFE IDs; without it any",
+			set: func(c *Config, v string) error {
+				if err := limits.OptionalName(v); err != nil {
+					return err
+				}
+				c.Environment = v
+				return nil
+			}},
+		{Key: "grpc.plaintext", Flag: "grpc-plaintext", Default: "never",
+			Help: "never, or anyone-who-connects-is-an-operator: no TLS and no identities, for networks where nobody else is",
+			set: func(c *Config, v string) error {
+				if v != "never" && v != plaintextWords {
+					return fmt.Errorf("is %q: allowed are never and %s", short(v), plaintextWords)
+				}
+				c.Plaintext = v == plaintextWords
+				return nil
+			}},
+		{Key: "grpc.max_connections", Flag: "grpc-max-connections", Default: "16384",
+			Help: "connections at once; 0 = no bound, as with dev",
+			set:  number(func(c *Config) *int { return &c.Caps.Connections }, 1<<20)},
+		{Key: "grpc.max_connections_per_peer", Flag: "grpc-max-connections-per-peer", Default: "64",
+			Help: "connections at once of one identity from one address; 0 = no bound, as with dev",
+			set:  number(func(c *Config) *int { return &c.Caps.ConnectionsPerPeer }, 1<<20)},
+		{Key: "grpc.max_streams_per_peer", Flag: "grpc-max-streams-per-peer", Default: "1024",
+			Help: "calls under way of one identity from one address; 0 = no bound, as with dev",
+			set:  number(func(c *Config) *int { return &c.Caps.StreamsPerPeer }, 1<<20)},
+		{Key: "memory.limit", Flag: "memory-limit", Default: "",
+			Help: "memory in MiB or GiB, such as 512MiB, at whose 80, 90 and 95 % calls are refused; without it GOMEMLIMIT, or none",
+			set: func(c *Config, v string) (err error) {
+				c.MemoryLimit, err = size(v)
+				return err
+			}},
+		{Key: "debug.socket", Flag: "debug-socket", Default: "",
+			Help: "path of a unix socket of mode 0600 with Go's profiles (net/http/pprof)",
+			set: func(c *Config, v string) error {
+				if len(v) > maxSocketPath || strings.ContainsAny(v, "\n\x00") {
+					return fmt.Errorf("is %q: allowed is a path of at most %d bytes without line breaks", short(v), maxSocketPath)
+				}
+				c.DebugSocket = v
+				return nil
+			}},
 		{Key: "store", Flag: "store", Default: "embedded",
 			Help: "where state is kept: embedded, or redis://host:port/db and its other forms",
 			set:  setStore},
@@ -184,6 +276,21 @@ func Settings() []Setting {
 		{Key: "checks.timeout", Flag: "check-timeout", Default: "5s",
 			Help: "how long an endpoint has to answer a check",
 			set:  duration(func(c *Config) *time.Duration { return &c.CheckTimeout }, 10*time.Millisecond, time.Minute)},
+		{Key: "identity.ttl", Flag: "identity-ttl", Default: "1h",
+			Help: "how long an SVID is valid",
+			set:  duration(func(c *Config) *time.Duration { return &c.SVIDTTL }, time.Second, 24*time.Hour)},
+		{Key: "identity.minTTL", Flag: "identity-min-ttl", Default: "5m",
+			Help: "an SVID that would be valid for less, because its authority ends, is not issued",
+			set:  duration(func(c *Config) *time.Duration { return &c.SVIDMinTTL }, time.Second, 24*time.Hour)},
+		{Key: "identity.host_keys", Flag: "identity-host-keys", Default: "false", Bool: true,
+			Help: "make the key for a workload that sends no certificate request; it then crosses the wire",
+			set:  boolean(func(c *Config) *bool { return &c.HostKeys })},
+		{Key: "identity.ca_cert", Flag: "identity-ca-cert", Default: "",
+			Help: "certificate of the authority, in PEM; without it one of the data directory, made at the first start",
+			set:  text(func(c *Config) *string { return &c.CACert })},
+		{Key: "identity.ca_key", Flag: "identity-ca-key", Default: "",
+			Help: "file of mode 0600 with the authority's key, in PEM",
+			set:  text(func(c *Config) *string { return &c.CAKey })},
 		{Key: "plugins.dir", Flag: "plugin-dir", Default: "",
 			Help: "directory of plugins that are files; with dev only, because files are not pinned yet",
 			set:  text(func(c *Config) *string { return &c.PluginDir })},
@@ -212,8 +319,14 @@ func (c *Config) check(where func(key string) string) (problems []Problem) {
 	add := func(key, format string, args ...any) {
 		problems = append(problems, Problem{Where: where(key), Key: key, Text: fmt.Sprintf(format, args...)})
 	}
-	if !c.Dev {
-		add("dev", "is false: this version serves plaintext on loopback only; start it with --dev")
+	if c.Dev {
+		c.Caps = Caps{}
+	}
+	if c.Plaintext && !c.Dev && !loopback(c.HTTPListen) {
+		add("http.listen", "is %q: with grpc.plaintext the host has no certificate, so it has to be a loopback address", short(c.HTTPListen))
+	}
+	if c.Plaintext && c.IdentityDir != "" {
+		add("grpc.plaintext", "is set, and so is identity.dir: either callers have identities or they have none")
 	}
 	for key, listen := range map[string]string{"grpc.listen": c.GRPCListen, "http.listen": c.HTTPListen} {
 		if c.Dev && !loopback(listen) {
@@ -223,6 +336,7 @@ func (c *Config) check(where func(key string) string) (problems []Problem) {
 	if c.GRPCListen == c.HTTPListen && !strings.HasSuffix(c.GRPCListen, ":0") {
 		add("http.listen", "is %q, as grpc.listen is: they need two ports", short(c.HTTPListen))
 	}
+	problems = append(problems, c.checkIdentities(where)...)
 	if c.PluginBackoff.Min > c.PluginBackoff.Max {
 		add("plugins.backoff.min", "is %s, more than plugins.backoff.max, %s", c.PluginBackoff.Min, c.PluginBackoff.Max)
 	}
@@ -266,90 +380,26 @@ func (c *Config) checkStore(where func(key string) string) (problems []Problem) 
 	return problems
 }
 
-func loopback(listen string) bool {
-	host, _, err := net.SplitHostPort(listen)
-	if err != nil {
-		return false
+// checkIdentities judges the settings of what is issued and where.
+func (c *Config) checkIdentities(where func(key string) string) (problems []Problem) {
+	add := func(key, format string, args ...any) {
+		problems = append(problems, Problem{Where: where(key), Key: key, Text: fmt.Sprintf(format, args...)})
 	}
-	ip := net.ParseIP(host)
-	return host == "localhost" || ip != nil && ip.IsLoopback()
-}
-
-// setStore parses the URL and leaves what the settings below store.redis have set.
-func setStore(c *Config, v string) error {
-	if v == "embedded" {
-		c.Store = v
-		return nil
-	}
-	if !strings.Contains(v, "://") {
-		return fmt.Errorf("is %q: allowed are embedded and redis://host:port/db with its other forms", short(v))
-	}
-	t, err := redis.ParseURL(v)
-	if err != nil {
-		return err
-	}
-	old := c.Redis
-	c.Store, c.Redis = t.String(), t
-	c.Redis.Cluster, c.Redis.PasswordFile, c.Redis.SentinelPasswordFile = old.Cluster, old.PasswordFile, old.SentinelPasswordFile
-	c.Redis.CAFile, c.Redis.ServerName = old.CAFile, old.ServerName
-	return nil
-}
-
-func text(at func(*Config) *string) func(*Config, string) error {
-	return func(c *Config, v string) error { *at(c) = v; return nil }
-}
-
-func boolean(at func(*Config) *bool) func(*Config, string) error {
-	return func(c *Config, v string) error {
-		switch v {
-		case "true", "1":
-			*at(c) = true
-		case "false", "0":
-			*at(c) = false
-		default:
-			return fmt.Errorf("is %q: allowed are true and false", short(v))
+	if c.Identities {
+		if !c.BootstrapPublic && !loopback(c.BootstrapListen) {
+			add("bootstrap.listen", "is %q: only loopback addresses are allowed, such as 127.0.0.1:7601, because it is plaintext; bootstrap.reach says otherwise in words", short(c.BootstrapListen))
 		}
-		return nil
-	}
-}
-
-func address(at func(*Config) *string) func(*Config, string) error {
-	return func(c *Config, v string) error {
-		host, port, err := net.SplitHostPort(v)
-		if err == nil {
-			_, err = net.LookupPort("tcp", port)
+		for key, other := range map[string]string{"grpc.listen": c.GRPCListen, "http.listen": c.HTTPListen} {
+			if c.BootstrapListen == other && !strings.HasSuffix(other, ":0") {
+				add("bootstrap.listen", "is %q, as %s is: they need two ports", short(c.BootstrapListen), key)
+			}
 		}
-		if err != nil || host == "" {
-			return fmt.Errorf("is %q: allowed is host:port, such as 127.0.0.1:7600", short(v))
-		}
-		*at(c) = v
-		return nil
 	}
-}
-
-func duration(at func(*Config) *time.Duration, least, most time.Duration) func(*Config, string) error {
-	return func(c *Config, v string) error {
-		d, err := time.ParseDuration(v)
-		if err != nil || d < least || d > most {
-			return fmt.Errorf("is %q: allowed are %s to %s, with a unit (ms, s, m, h)", short(v), least, most)
-		}
-		*at(c) = d
-		return nil
+	if c.SVIDTTL < c.SVIDMinTTL {
+		add("identity.ttl", "is %s, less than identity.minTTL, %s", c.SVIDTTL, c.SVIDMinTTL)
 	}
-}
-
-// short keeps what is quoted of a bad value to a line's length.
-func short(s string) string {
-	if len(s) > 64 {
-		return s[:61] + "..."
+	if (c.CACert == "") != (c.CAKey == "") {
+		add("identity.ca_cert", "and identity.ca_key belong together: set both or neither")
 	}
-	return s
-}
-
-// unwrapped is the system's own word: the path is told beside it.
-func unwrapped(err error) error {
-	if cause := errors.Unwrap(err); cause != nil {
-		return cause
-	}
-	return err
+	return problems
 }

@@ -51,9 +51,27 @@ func TestDefaults(t *testing.T) {
 	}
 }
 
+// TestIdentities: a host issues them unless it is for development and was told nothing
+// of it.
+func TestIdentities(t *testing.T) {
+	for _, tc := range []struct {
+		flags map[string]string
+		want  bool
+	}{
+		{map[string]string{"dev": "true"}, false},
+		{map[string]string{"dev": "true", "bootstrap-listen": "127.0.0.1:0"}, true},
+		{map[string]string{"dev": "true", "bootstrap-listen": "10.0.0.1:1", "bootstrap-reach": "plaintext-over-the-network"}, true},
+	} {
+		c, problems := load(t, "", nil, tc.flags)
+		if problems != nil || c.Identities != tc.want {
+			t.Errorf("%v: %v, %+v", tc.flags, problems, c)
+		}
+	}
+}
+
 func TestPrecedence(t *testing.T) {
 	file := "dev: true\ntrust_domain: file.example\nlog:\n  level: warn\nsession:\n  heartbeat: 1s\n"
-	c, problems := load(t, file, []string{"DONA_LOG_LEVEL=error", "DONA_HEARTBEAT=2s", "PATH=/bin", "DONA_HOST=127.0.0.1:1"}, map[string]string{"heartbeat": "3s"})
+	c, problems := load(t, file, []string{"DONA_LOG_LEVEL=error", "DONA_HEARTBEAT=2s", "PATH=/bin", "DONA_HOST=127.0.0.1:1", "DONA_IDENTITY=/x", "DONA_BOOTSTRAP=127.0.0.1:1", "DONA_TOKEN=x"}, map[string]string{"heartbeat": "3s"})
 	if problems != nil {
 		t.Fatal(problems)
 	}
@@ -98,9 +116,23 @@ func TestBadFiles(t *testing.T) {
 		{"a store twice", "dev: true\nstore: {url: \"redis://x\", url: embedded}\n", ":2:27", "store", "a second time"},
 		{"a trust domain", "dev: true\ntrust_domain: Upper\n", ":2:15", "trust_domain", "a-z"},
 		{"a log level", "dev: true\nlog: {level: loud}\n", ":2:14", "log.level", "trace"},
-		{"no dev", "log: {level: info}\n", "default", "dev", "--dev"},
+		{"an ops address", "dev: true\nhttp: {ops_listen: \"0.0.0.0:1\"}\n", ":2:20", "http.ops_listen", "loopback"},
+		{"plaintext", "grpc: {plaintext: yes}\n", ":1:19", "grpc.plaintext", "anyone-who-connects-is-an-operator"},
+		{"plaintext and an identity", "grpc: {plaintext: anyone-who-connects-is-an-operator}\nidentity: {dir: /x}\n", ":1:19", "grpc.plaintext", "either"},
+		{"plaintext over the network", "grpc: {plaintext: anyone-who-connects-is-an-operator}\nhttp: {listen: \"10.0.0.1:1\"}\n", ":2:16", "http.listen", "loopback"},
+		{"connections", "dev: true\ngrpc: {max_connections: -1}\n", ":2:25", "grpc.max_connections", "0 to"},
+		{"an environment", "dev: true\nenvironment: a/b\n", ":2:14", "environment", "A-Z"},
+		{"memory without a unit", "dev: true\nmemory: {limit: 1000}\n", ":2:17", "memory.limit", "MiB"},
+		{"little memory", "dev: true\nmemory: {limit: 63MiB}\n", ":2:17", "memory.limit", "64MiB"},
+		{"a long socket", "dev: true\ndebug: {socket: /" + strings.Repeat("x", 107) + "}\n", ":2:17", "debug.socket", "107"},
 		{"not loopback", "dev: true\ngrpc: {listen: \"0.0.0.0:1\"}\n", ":2:16", "grpc.listen", "loopback"},
 		{"one port twice", "dev: true\ngrpc: {listen: \"127.0.0.1:9\"}\nhttp: {listen: \"127.0.0.1:9\"}\n", ":3:16", "http.listen", "two ports"},
+		{"bootstrap for all", "dev: true\nbootstrap: {listen: \"0.0.0.0:1\"}\n", ":2:21", "bootstrap.listen", "bootstrap.reach"},
+		{"reach", "dev: true\nbootstrap: {reach: \"yes\"}\n", ":2:20", "bootstrap.reach", "plaintext-over-the-network"},
+		{"bootstrap's port", "dev: true\nbootstrap: {listen: \"127.0.0.1:9\"}\nhttp: {listen: \"127.0.0.1:9\"}\n", ":2:21", "bootstrap.listen", "two ports"},
+		{"a short life", "dev: true\nidentity: {ttl: 1m}\n", ":2:17", "identity.ttl", "identity.minTTL"},
+		{"a long life", "dev: true\nidentity: {ttl: 25h}\n", ":2:17", "identity.ttl", "24h"},
+		{"half an authority", "dev: true\nidentity: {ca_key: x}\n", "default", "identity.ca_cert", "belong together"},
 		{"backoff", "dev: true\nplugins: {backoff: {min: 2m}}\n", ":2:26", "plugins.backoff.min", "more than"},
 		{"plugin twice", "dev: true\nplugins:\n  strategy:\n    a: {}\n    a: {}\n", ":5:5", "plugins.strategy.a", "a second time"},
 		{"plugin key", "dev: true\nplugins:\n  strategy:\n    a: {nope: 1}\n", ":4:9", "plugins.strategy.a.nope", "allowed here are"},
@@ -123,6 +155,18 @@ func TestBadFiles(t *testing.T) {
 		if !strings.HasSuffix(p.Where, tc.where) || p.Key != tc.key || !strings.Contains(p.Text, tc.text) {
 			t.Errorf("%s: %q at %q, %q; want %q at %q, %q", tc.name, p.Key, p.Where, p.Text, tc.key, tc.where, tc.text)
 		}
+	}
+}
+
+// TestSizes: what a memory limit reads as, and that dev has no caps.
+func TestSizes(t *testing.T) {
+	for text, want := range map[string]int64{"64MiB": 64 << 20, "2GiB": 2 << 30, "": 0} {
+		if c, problems := loadFile(t, "", nil, map[string]string{"memory-limit": text}); problems != nil || c.MemoryLimit != want || c.Caps.Connections != 16384 {
+			t.Errorf("%q: %+v, %v", text, c, problems)
+		}
+	}
+	if c, _ := loadFile(t, "", nil, map[string]string{"dev": "true"}); c.Caps != (config.Caps{}) {
+		t.Errorf("with dev the caps are %+v", c.Caps)
 	}
 }
 

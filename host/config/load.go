@@ -65,6 +65,7 @@ func Load(file string, environ []string, flags map[string]string) (*Config, erro
 			l.set(s, "--"+s.Flag, value)
 		}
 	}
+	l.config.Identities = !l.config.Dev && !l.config.Plaintext || l.from["bootstrap.listen"] != ""
 	if len(l.problems) == 0 {
 		l.problems = l.config.check(func(key string) string {
 			if where := l.from[key]; where != "" {
@@ -100,7 +101,7 @@ func (l *loader) set(s Setting, where, value string) {
 
 // elsewhere are variables that begin with DONA_ and belong to other programs or
 // to the plugin boundary.
-var elsewhere = []string{"DONA_HOST", "DONA_PLUGIN", "DONA_CONFIG", "DONA_CRASH_POINT"}
+var elsewhere = []string{"DONA_HOST", "DONA_IDENTITY", "DONA_BOOTSTRAP", "DONA_TOKEN", "DONA_PLUGIN", "DONA_CONFIG", "DONA_CRASH_POINT"}
 
 func (l *loader) environ(environ []string) {
 	known := map[string]Setting{}

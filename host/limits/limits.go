@@ -72,6 +72,10 @@ const (
 	CheckWindow  = 256   // tasks that a checker holds at once
 	Probes       = 256   // that a checker announces
 	Observations = 1_000 // of one report
+
+	Tokens    = 10_000 // that have not expired
+	TokenUses = 10_000 // of one
+	TokenTTL  = 30 * 24 * time.Hour
 )
 
 // Service checks a service name: [a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?

@@ -51,7 +51,7 @@ func TestCandidates(t *testing.T) {
 		{call("a", 10, 3, true), call("a", 50, 1, false), call("gone", 5, 1, true)},
 		{call("a", 0, 4, true)}, // not measured
 	} {
-		if ack, _, err := reports.Take(context.Background(), "local:dev", &donav1.StatsBatch{Calls: calls}); err != nil || ack.Dropped != 0 {
+		if ack, _, err := reports.Take(context.Background(), service.Reporter{Actor: "local:dev"}, &donav1.StatsBatch{Calls: calls}); err != nil || ack.Dropped != 0 {
 			t.Fatalf("%v, %v", ack, err)
 		}
 	}

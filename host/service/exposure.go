@@ -78,7 +78,7 @@ func (t *taking) exposures(exposures []*donav1.Exposure, services map[string]boo
 		for s, n := range counts[service] {
 			sums[s.seen] += n
 		}
-		if err := t.plane.audit.Append(t.tx, service, audit.Entry{Kind: "flag.exposure", Actor: t.actor, Detail: exposureDetail(sums)}); err != nil {
+		if err := t.plane.audit.Append(t.tx, service, audit.Entry{Kind: "flag.exposure", Actor: t.by.Actor, Detail: exposureDetail(sums)}); err != nil {
 			return err
 		}
 	}

@@ -40,7 +40,7 @@ func newExposing(t *testing.T) *exposing {
 func (e *exposing) report(exposures ...*donav1.Exposure) {
 	e.t.Helper()
 	e.sequence++
-	ack, _, err := e.reports.Take(context.Background(), "local:dev", &donav1.StatsBatch{ReporterId: "r", Sequence: e.sequence, Exposures: exposures})
+	ack, _, err := e.reports.Take(context.Background(), service.Reporter{Actor: "local:dev"}, &donav1.StatsBatch{ReporterId: "r", Sequence: e.sequence, Exposures: exposures})
 	if err != nil || ack.Dropped != 0 {
 		e.t.Fatalf("the report: %v, %v", ack, err)
 	}

@@ -58,6 +58,21 @@ func NewReports(plane *Plane, counter CallCounter, wall func() time.Time, reg pr
 	return &Reports{plane: plane, counter: counter, wall: wall, dropped: dropped}
 }
 
+// Reporter is who sends reports.
+type Reporter struct {
+	Actor   string // as audit entries name it
+	Service string // the one it belongs to; empty = it may report of any
+}
+
+// Name tells apart what reporters of several services call by one id; an empty id has
+// no name.
+func (r Reporter) Name(id string) string {
+	if r.Service == "" || id == "" {
+		return id
+	}
+	return r.Service + "/" + id
+}
+
 // CheckBatch says what is wrong with a batch as a whole. What is wrong with an
 // item only drops that item.
 func CheckBatch(b *donav1.StatsBatch) error {
@@ -76,9 +91,10 @@ func CheckBatch(b *donav1.StatsBatch) error {
 }
 
 // Take counts a batch and returns the acknowledgement, and those of its applied
-// versions that hold (none for a replay). Refusals: Invalid, AlreadyExists (same
+// versions that hold (none for a replay). Items about a service that is shared with
+// others than the reporter's are dropped. Refusals: Invalid, AlreadyExists (same
 // sequence, other content), Aborted (an older sequence).
-func (r *Reports) Take(ctx context.Context, actor string, b *donav1.StatsBatch) (ack *donav1.ReportAck, applied []*donav1.AppliedConfig, err error) {
+func (r *Reports) Take(ctx context.Context, by Reporter, b *donav1.StatsBatch) (ack *donav1.ReportAck, applied []*donav1.AppliedConfig, err error) {
 	if err := CheckBatch(b); err != nil {
 		return nil, nil, err
 	}
@@ -94,7 +110,7 @@ func (r *Reports) Take(ctx context.Context, actor string, b *donav1.StatsBatch) 
 	}
 	err = r.plane.store.Update(ctx, durability, func(tx store.Tx) error {
 		ack, applied, dropped, offTime = &donav1.ReportAck{AcceptedSequence: b.Sequence}, nil, 0, 0
-		fence, err := session.Fence(tx, b.ReporterId, b.Sequence, digest)
+		fence, err := session.Fence(tx, by.Name(b.ReporterId), b.Sequence, digest)
 		if err != nil {
 			return err
 		}
@@ -102,14 +118,14 @@ func (r *Reports) Take(ctx context.Context, actor string, b *donav1.StatsBatch) 
 			ack.Dropped = fence.Dropped
 			return nil
 		}
-		take := taking{plane: r.plane, tx: tx, actor: actor, wall: wall, known: map[string]*statev1.ServiceHead{}, broken: map[string]bool{}}
+		take := taking{plane: r.plane, tx: tx, by: by, wall: wall, known: map[string]*statev1.ServiceHead{}, broken: map[string]bool{}}
 		if err := take.all(r.counter, b, fence.Gap); err != nil {
 			return err
 		}
 		ack.Dropped, applied = take.dropped, take.applied
 		dropped, offTime = take.dropped, take.offTime
 		if fence.Kind == session.Accepted && take.dropped > 0 {
-			return session.FenceDropped(tx, b.ReporterId, take.dropped)
+			return session.FenceDropped(tx, by.Name(b.ReporterId), take.dropped)
 		}
 		return nil
 	})
@@ -131,7 +147,7 @@ func batchDigest(b *donav1.StatsBatch) (digest [sha256.Size]byte, err error) {
 type taking struct {
 	plane   *Plane
 	tx      store.Tx
-	actor   string
+	by      Reporter
 	wall    time.Time
 	known   map[string]*statev1.ServiceHead // nil value = no such service
 	broken  map[string]bool                 // whether its chain takes no entry
@@ -171,7 +187,7 @@ func (t *taking) all(counter CallCounter, b *donav1.StatsBatch, gap uint64) erro
 		} else if broken {
 			continue // a batch is of others, too
 		}
-		if err := t.plane.audit.Append(t.tx, service, audit.Entry{Kind: "stats.gap", Actor: t.actor, Detail: map[string]string{
+		if err := t.plane.audit.Append(t.tx, service, audit.Entry{Kind: "stats.gap", Actor: t.by.Actor, Detail: map[string]string{
 			"reporter_id": b.ReporterId, "missing": strconv.FormatUint(gap, 10),
 		}}); err != nil {
 			return err
@@ -180,8 +196,8 @@ func (t *taking) all(counter CallCounter, b *donav1.StatsBatch, gap uint64) erro
 	return nil
 }
 
-// head reads a service's head once a batch; nil when there is no such service, or
-// its head is damaged, and its items are dropped.
+// head reads a service's head once a batch; nil when there is no such service, its
+// head is damaged, or the reporter may not call it, and its items are dropped.
 func (t *taking) head(service string) (*statev1.ServiceHead, error) {
 	if head, seen := t.known[service]; seen {
 		return head, nil
@@ -194,11 +210,30 @@ func (t *taking) head(service string) (*statev1.ServiceHead, error) {
 			return nil, err
 		}
 		if version != 0 {
-			head = &read
+			may, err := t.mayReport(service)
+			if err != nil {
+				return nil, err
+			}
+			if may {
+				head = &read
+			}
 		}
 		t.known[service] = head
 	}
 	return head, nil
+}
+
+// mayReport reports whether the reporter's service is one of those that may call
+// another. Regions are not asked for: a report comes from wherever its client is now.
+func (t *taking) mayReport(service string) (bool, error) {
+	if t.by.Service == "" || t.by.Service == service {
+		return true, nil
+	}
+	shared, err := t.plane.Shared(t.tx, service)
+	if errors.Is(err, store.ErrDamaged) {
+		return false, nil
+	}
+	return consumes(shared, t.by.Service), err
 }
 
 // chainBroken reports whether a service's chain is damaged and takes no entry. What
@@ -323,7 +358,7 @@ func (t *taking) audits(events []*donav1.AuditEvent, services map[string]bool) e
 			cmp.Compare(a.endpoint, b.endpoint), cmp.Compare(a.region, b.region), cmp.Compare(a.rule, b.rule), cmp.Compare(a.version, b.version))
 	})
 	for _, k := range keys {
-		if err := t.plane.audit.Append(t.tx, k.service, audit.Entry{Kind: "call.decision", Actor: t.actor, Detail: map[string]string{
+		if err := t.plane.audit.Append(t.tx, k.service, audit.Entry{Kind: "call.decision", Actor: t.by.Actor, Detail: map[string]string{
 			"decision": word(k.decision.String(), "DECISION_"), "allowed_regions": k.regions,
 			"endpoint_id": k.endpoint, "endpoint_region": k.region, "rule_id": k.rule,
 			"config_version": strconv.FormatUint(k.version, 10), "count": strconv.FormatUint(counts[k], 10),

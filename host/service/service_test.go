@@ -861,7 +861,7 @@ func TestReports(t *testing.T) {
 		"a huge count":    call(func(c *donav1.CallOutcome) { c.Count = math.MaxUint32 }),
 	}
 	for name, c := range bad {
-		ack, _, err := reports.Take(context.Background(), "local:dev", &donav1.StatsBatch{Calls: []*donav1.CallOutcome{c, call(nil)}})
+		ack, _, err := reports.Take(context.Background(), service.Reporter{Actor: "local:dev"}, &donav1.StatsBatch{Calls: []*donav1.CallOutcome{c, call(nil)}})
 		if err != nil || ack.Dropped != 1 {
 			t.Errorf("%s: %v, %v, want one dropped", name, ack, err)
 		}
@@ -887,7 +887,7 @@ func TestReports(t *testing.T) {
 	entries := w.entries("web")
 	before := len(counter.calls)
 	for range 2 { // the second is a replay
-		ack, _, err := reports.Take(context.Background(), "local:dev", batch)
+		ack, _, err := reports.Take(context.Background(), service.Reporter{Actor: "local:dev"}, batch)
 		if err != nil || ack.AcceptedSequence != 1 || ack.Dropped != 2 {
 			t.Fatalf("the batch: %v, %v", ack, err)
 		}
@@ -900,18 +900,18 @@ func TestReports(t *testing.T) {
 	}
 	other := proto.Clone(batch).(*donav1.StatsBatch)
 	other.Calls = nil
-	if _, _, err := reports.Take(context.Background(), "local:dev", other); !refusal.Is(err, refusal.AlreadyExists) {
+	if _, _, err := reports.Take(context.Background(), service.Reporter{Actor: "local:dev"}, other); !refusal.Is(err, refusal.AlreadyExists) {
 		t.Errorf("the same sequence with other content: %v", err)
 	}
 	other.Sequence, other.Calls = 4, []*donav1.CallOutcome{call(nil)}
 	other.Audits, other.Exposures = nil, nil
 	entries = w.entries("web")
-	must1(t)(reports.Take(context.Background(), "local:dev", other))
+	must1(t)(reports.Take(context.Background(), service.Reporter{Actor: "local:dev"}, other))
 	if got := w.entries("web") - entries; got != 1 {
 		t.Errorf("a gap made %d entries, want one stats.gap", got)
 	}
 	other.Sequence = 3
-	if _, _, err := reports.Take(context.Background(), "local:dev", other); !refusal.Is(err, refusal.Aborted) {
+	if _, _, err := reports.Take(context.Background(), service.Reporter{Actor: "local:dev"}, other); !refusal.Is(err, refusal.Aborted) {
 		t.Errorf("a lower sequence: %v", err)
 	}
 	for name, b := range map[string]*donav1.StatsBatch{
@@ -920,7 +920,7 @@ func TestReports(t *testing.T) {
 		"unfenced exposures": {Exposures: batch.Exposures},
 		"4,097 items":        {ReporterId: "r", Sequence: 1, Calls: slices.Repeat([]*donav1.CallOutcome{call(nil)}, limits.StatsItems+1)},
 	} {
-		if _, _, err := reports.Take(context.Background(), "local:dev", b); !refusal.Is(err, refusal.Invalid) {
+		if _, _, err := reports.Take(context.Background(), service.Reporter{Actor: "local:dev"}, b); !refusal.Is(err, refusal.Invalid) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}

@@ -29,8 +29,12 @@ func MayWatch(shared *donav1.SharedService, caller, region string) bool {
 	if shared == nil {
 		return true
 	}
-	named := slices.Contains(shared.GetConsumers(), everyone) || caller != "" && slices.Contains(shared.GetConsumers(), caller)
-	return named && (len(shared.GetAllowedRegions()) == 0 || region != "" && slices.Contains(shared.GetAllowedRegions(), region))
+	return consumes(shared, caller) && (len(shared.GetAllowedRegions()) == 0 || region != "" && slices.Contains(shared.GetAllowedRegions(), region))
+}
+
+// consumes reports whether a service is shared with the caller, wherever it is.
+func consumes(shared *donav1.SharedService, caller string) bool {
+	return shared == nil || slices.Contains(shared.GetConsumers(), everyone) || caller != "" && slices.Contains(shared.GetConsumers(), caller)
 }
 
 func checkShared(req *donav1.SetSharedServiceRequest) error {

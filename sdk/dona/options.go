@@ -14,6 +14,7 @@ import (
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/credentials/insecure"
 
+	"github.com/dodona-project/dodona/sdk/dona/identity"
 	"github.com/dodona-project/dodona/sdk/dona/internal/name"
 )
 
@@ -39,6 +40,14 @@ type options struct {
 // A client with it shares no connection with other clients.
 func WithTransportCredentials(c credentials.TransportCredentials) Option {
 	return func(o *options) { o.credentials, o.private = c, true }
+}
+
+// WithIdentity secures connections with mTLS: each new one shows the SVID that the source
+// has then, and the other side has to be a host of the same trust domain. The source is
+// an identity.Rotating, a svidfile.Source, or any of go-spiffe's. A client with it
+// shares no connection with other clients.
+func WithIdentity(source identity.Source) Option {
+	return WithTransportCredentials(credentials.NewTLS(identity.ClientTLS(source)))
 }
 
 // WithDialer replaces how connections are opened. A client with it shares no

@@ -526,6 +526,7 @@ type HostStatus struct {
 	StoreState    string                 `protobuf:"bytes,5,opt,name=store_state,json=storeState,proto3" json:"store_state,omitempty"` // ready, away, foreign: <why>
 	Alarms        []string               `protobuf:"bytes,6,rep,name=alarms,proto3" json:"alarms,omitempty"`
 	OtherHosts    []string               `protobuf:"bytes,7,rep,name=other_hosts,json=otherHosts,proto3" json:"other_hosts,omitempty"`
+	Ca            *CAStatus              `protobuf:"bytes,8,opt,name=ca,proto3" json:"ca,omitempty"` // absent: this host issues no identities
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -605,6 +606,13 @@ func (x *HostStatus) GetAlarms() []string {
 func (x *HostStatus) GetOtherHosts() []string {
 	if x != nil {
 		return x.OtherHosts
+	}
+	return nil
+}
+
+func (x *HostStatus) GetCa() *CAStatus {
+	if x != nil {
+		return x.Ca
 	}
 	return nil
 }
@@ -1265,7 +1273,7 @@ const file_dona_v1_host_proto_rawDesc = "" +
 	"\n" +
 	"generation\x18\x04 \x01(\x04R\n" +
 	"generation\"\x10\n" +
-	"\x0eGetHostRequest\"\xcf\x01\n" +
+	"\x0eGetHostRequest\"\xf2\x01\n" +
 	"\n" +
 	"HostStatus\x12\x17\n" +
 	"\ahost_id\x18\x01 \x01(\tR\x06hostId\x12\x18\n" +
@@ -1278,7 +1286,8 @@ const file_dona_v1_host_proto_rawDesc = "" +
 	"storeState\x12\x16\n" +
 	"\x06alarms\x18\x06 \x03(\tR\x06alarms\x12\x1f\n" +
 	"\vother_hosts\x18\a \x03(\tR\n" +
-	"otherHosts\"+\n" +
+	"otherHosts\x12!\n" +
+	"\x02ca\x18\b \x01(\v2\x11.dona.v1.CAStatusR\x02ca\"+\n" +
 	"\x11AdoptStoreRequest\x12\x16\n" +
 	"\x06reason\x18\x01 \x01(\tR\x06reason\"\x13\n" +
 	"\x11CheckStoreRequest\"\x92\x01\n" +
@@ -1377,35 +1386,36 @@ var file_dona_v1_host_proto_goTypes = []any{
 }
 var file_dona_v1_host_proto_depIdxs = []int32{
 	4,  // 0: dona.v1.ListPluginsReply.plugins:type_name -> dona.v1.PluginStatus
-	12, // 1: dona.v1.CheckStoreReply.chains:type_name -> dona.v1.CheckedChain
-	0,  // 2: dona.v1.RolloverCARequest.step:type_name -> dona.v1.RolloverCARequest.Step
-	1,  // 3: dona.v1.HostAdmin.ListPlugins:input_type -> dona.v1.ListPluginsRequest
-	3,  // 4: dona.v1.HostAdmin.ReloadPlugin:input_type -> dona.v1.PluginRequest
-	3,  // 5: dona.v1.HostAdmin.ResetPlugin:input_type -> dona.v1.PluginRequest
-	5,  // 6: dona.v1.HostAdmin.TailPluginLogs:input_type -> dona.v1.TailPluginLogsRequest
-	7,  // 7: dona.v1.HostAdmin.GetHost:input_type -> dona.v1.GetHostRequest
-	9,  // 8: dona.v1.HostAdmin.AdoptStore:input_type -> dona.v1.AdoptStoreRequest
-	10, // 9: dona.v1.HostAdmin.CheckStore:input_type -> dona.v1.CheckStoreRequest
-	13, // 10: dona.v1.HostAdmin.BackupStore:input_type -> dona.v1.BackupStoreRequest
-	15, // 11: dona.v1.HostAdmin.CreateToken:input_type -> dona.v1.CreateTokenRequest
-	17, // 12: dona.v1.HostAdmin.RevokeToken:input_type -> dona.v1.RevokeTokenRequest
-	19, // 13: dona.v1.HostAdmin.RolloverCA:input_type -> dona.v1.RolloverCARequest
-	2,  // 14: dona.v1.HostAdmin.ListPlugins:output_type -> dona.v1.ListPluginsReply
-	4,  // 15: dona.v1.HostAdmin.ReloadPlugin:output_type -> dona.v1.PluginStatus
-	4,  // 16: dona.v1.HostAdmin.ResetPlugin:output_type -> dona.v1.PluginStatus
-	6,  // 17: dona.v1.HostAdmin.TailPluginLogs:output_type -> dona.v1.PluginLogLine
-	8,  // 18: dona.v1.HostAdmin.GetHost:output_type -> dona.v1.HostStatus
-	8,  // 19: dona.v1.HostAdmin.AdoptStore:output_type -> dona.v1.HostStatus
-	11, // 20: dona.v1.HostAdmin.CheckStore:output_type -> dona.v1.CheckStoreReply
-	14, // 21: dona.v1.HostAdmin.BackupStore:output_type -> dona.v1.BackupChunk
-	16, // 22: dona.v1.HostAdmin.CreateToken:output_type -> dona.v1.CreateTokenReply
-	18, // 23: dona.v1.HostAdmin.RevokeToken:output_type -> dona.v1.RevokeTokenReply
-	20, // 24: dona.v1.HostAdmin.RolloverCA:output_type -> dona.v1.CAStatus
-	14, // [14:25] is the sub-list for method output_type
-	3,  // [3:14] is the sub-list for method input_type
-	3,  // [3:3] is the sub-list for extension type_name
-	3,  // [3:3] is the sub-list for extension extendee
-	0,  // [0:3] is the sub-list for field type_name
+	20, // 1: dona.v1.HostStatus.ca:type_name -> dona.v1.CAStatus
+	12, // 2: dona.v1.CheckStoreReply.chains:type_name -> dona.v1.CheckedChain
+	0,  // 3: dona.v1.RolloverCARequest.step:type_name -> dona.v1.RolloverCARequest.Step
+	1,  // 4: dona.v1.HostAdmin.ListPlugins:input_type -> dona.v1.ListPluginsRequest
+	3,  // 5: dona.v1.HostAdmin.ReloadPlugin:input_type -> dona.v1.PluginRequest
+	3,  // 6: dona.v1.HostAdmin.ResetPlugin:input_type -> dona.v1.PluginRequest
+	5,  // 7: dona.v1.HostAdmin.TailPluginLogs:input_type -> dona.v1.TailPluginLogsRequest
+	7,  // 8: dona.v1.HostAdmin.GetHost:input_type -> dona.v1.GetHostRequest
+	9,  // 9: dona.v1.HostAdmin.AdoptStore:input_type -> dona.v1.AdoptStoreRequest
+	10, // 10: dona.v1.HostAdmin.CheckStore:input_type -> dona.v1.CheckStoreRequest
+	13, // 11: dona.v1.HostAdmin.BackupStore:input_type -> dona.v1.BackupStoreRequest
+	15, // 12: dona.v1.HostAdmin.CreateToken:input_type -> dona.v1.CreateTokenRequest
+	17, // 13: dona.v1.HostAdmin.RevokeToken:input_type -> dona.v1.RevokeTokenRequest
+	19, // 14: dona.v1.HostAdmin.RolloverCA:input_type -> dona.v1.RolloverCARequest
+	2,  // 15: dona.v1.HostAdmin.ListPlugins:output_type -> dona.v1.ListPluginsReply
+	4,  // 16: dona.v1.HostAdmin.ReloadPlugin:output_type -> dona.v1.PluginStatus
+	4,  // 17: dona.v1.HostAdmin.ResetPlugin:output_type -> dona.v1.PluginStatus
+	6,  // 18: dona.v1.HostAdmin.TailPluginLogs:output_type -> dona.v1.PluginLogLine
+	8,  // 19: dona.v1.HostAdmin.GetHost:output_type -> dona.v1.HostStatus
+	8,  // 20: dona.v1.HostAdmin.AdoptStore:output_type -> dona.v1.HostStatus
+	11, // 21: dona.v1.HostAdmin.CheckStore:output_type -> dona.v1.CheckStoreReply
+	14, // 22: dona.v1.HostAdmin.BackupStore:output_type -> dona.v1.BackupChunk
+	16, // 23: dona.v1.HostAdmin.CreateToken:output_type -> dona.v1.CreateTokenReply
+	18, // 24: dona.v1.HostAdmin.RevokeToken:output_type -> dona.v1.RevokeTokenReply
+	20, // 25: dona.v1.HostAdmin.RolloverCA:output_type -> dona.v1.CAStatus
+	15, // [15:26] is the sub-list for method output_type
+	4,  // [4:15] is the sub-list for method input_type
+	4,  // [4:4] is the sub-list for extension type_name
+	4,  // [4:4] is the sub-list for extension extendee
+	0,  // [0:4] is the sub-list for field type_name
 }
 
 func init() { file_dona_v1_host_proto_init() }

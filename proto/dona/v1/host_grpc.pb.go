@@ -130,29 +130,36 @@ type HostAdminClient interface {
 	// Makes a token that one identity can be asked for with.
 	//
 	// Refuses:
-	// - UNIMPLEMENTED: this version of the host does not serve it.
+	//   - INVALID_ARGUMENT: not exactly one of service and path, or one of a bad form; a time or
+	//     a number of uses beyond what is allowed.
+	//   - FAILED_PRECONDITION: this host issues no identities.
+	//   - RESOURCE_EXHAUSTED: there are as many tokens as there may be.
 	//
-	// Durability: nothing is done.
+	// Durability: hard.
 	//
-	// Audit: none.
+	// Audit: `token.create`, without the token.
 	CreateToken(ctx context.Context, in *CreateTokenRequest, opts ...grpc.CallOption) (*CreateTokenReply, error)
-	// Makes a token worthless.
+	// Makes a token worthless. What was issued for it stays valid until it expires.
 	//
 	// Refuses:
-	// - UNIMPLEMENTED: this version of the host does not serve it.
+	// - INVALID_ARGUMENT: a token_id of a bad form.
+	// - FAILED_PRECONDITION: this host issues no identities.
+	// - NOT_FOUND: there is no such token.
 	//
-	// Durability: nothing is done.
+	// Durability: hard.
 	//
-	// Audit: none.
+	// Audit: `token.revoke`.
 	RevokeToken(ctx context.Context, in *RevokeTokenRequest, opts ...grpc.CallOption) (*RevokeTokenReply, error)
 	// Takes the next step of a change of the CA.
 	//
 	// Refuses:
-	// - UNIMPLEMENTED: this version of the host does not serve it.
+	//   - INVALID_ARGUMENT: an unknown step.
+	//   - FAILED_PRECONDITION: the step does not follow from where the change is, or an SVID of
+	//     the old authority is still valid.
 	//
-	// Durability: nothing is done.
+	// Durability: hard.
 	//
-	// Audit: none.
+	// Audit: `ca.rollover`.
 	RolloverCA(ctx context.Context, in *RolloverCARequest, opts ...grpc.CallOption) (*CAStatus, error)
 }
 
@@ -390,29 +397,36 @@ type HostAdminServer interface {
 	// Makes a token that one identity can be asked for with.
 	//
 	// Refuses:
-	// - UNIMPLEMENTED: this version of the host does not serve it.
+	//   - INVALID_ARGUMENT: not exactly one of service and path, or one of a bad form; a time or
+	//     a number of uses beyond what is allowed.
+	//   - FAILED_PRECONDITION: this host issues no identities.
+	//   - RESOURCE_EXHAUSTED: there are as many tokens as there may be.
 	//
-	// Durability: nothing is done.
+	// Durability: hard.
 	//
-	// Audit: none.
+	// Audit: `token.create`, without the token.
 	CreateToken(context.Context, *CreateTokenRequest) (*CreateTokenReply, error)
-	// Makes a token worthless.
+	// Makes a token worthless. What was issued for it stays valid until it expires.
 	//
 	// Refuses:
-	// - UNIMPLEMENTED: this version of the host does not serve it.
+	// - INVALID_ARGUMENT: a token_id of a bad form.
+	// - FAILED_PRECONDITION: this host issues no identities.
+	// - NOT_FOUND: there is no such token.
 	//
-	// Durability: nothing is done.
+	// Durability: hard.
 	//
-	// Audit: none.
+	// Audit: `token.revoke`.
 	RevokeToken(context.Context, *RevokeTokenRequest) (*RevokeTokenReply, error)
 	// Takes the next step of a change of the CA.
 	//
 	// Refuses:
-	// - UNIMPLEMENTED: this version of the host does not serve it.
+	//   - INVALID_ARGUMENT: an unknown step.
+	//   - FAILED_PRECONDITION: the step does not follow from where the change is, or an SVID of
+	//     the old authority is still valid.
 	//
-	// Durability: nothing is done.
+	// Durability: hard.
 	//
-	// Audit: none.
+	// Audit: `ca.rollover`.
 	RolloverCA(context.Context, *RolloverCARequest) (*CAStatus, error)
 	mustEmbedUnimplementedHostAdminServer()
 }

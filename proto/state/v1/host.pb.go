@@ -30,7 +30,8 @@ type HostRecord struct {
 	Grpc          string                 `protobuf:"bytes,3,opt,name=grpc,proto3" json:"grpc,omitempty"`                             // where it listens
 	StartedMs     int64                  `protobuf:"varint,4,opt,name=started_ms,json=startedMs,proto3" json:"started_ms,omitempty"` // store clock, as seen_ms
 	SeenMs        int64                  `protobuf:"varint,5,opt,name=seen_ms,json=seenMs,proto3" json:"seen_ms,omitempty"`
-	Process       string                 `protobuf:"bytes,6,opt,name=process,proto3" json:"process,omitempty"` // two processes with one id are two data directories that were one
+	Process       string                 `protobuf:"bytes,6,opt,name=process,proto3" json:"process,omitempty"`         // two processes with one id are two data directories that were one
+	Authorities   []string               `protobuf:"bytes,7,rep,name=authorities,proto3" json:"authorities,omitempty"` // key ids of the authorities whose keys it has
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -105,6 +106,13 @@ func (x *HostRecord) GetProcess() string {
 		return x.Process
 	}
 	return ""
+}
+
+func (x *HostRecord) GetAuthorities() []string {
+	if x != nil {
+		return x.Authorities
+	}
+	return nil
 }
 
 // store/adopted: the newest generation of a shared store whose adoption is in the
@@ -249,7 +257,7 @@ var File_state_v1_host_proto protoreflect.FileDescriptor
 
 const file_state_v1_host_proto_rawDesc = "" +
 	"\n" +
-	"\x13state/v1/host.proto\x12\bstate.v1\"\x9c\x01\n" +
+	"\x13state/v1/host.proto\x12\bstate.v1\"\xbe\x01\n" +
 	"\n" +
 	"HostRecord\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x18\n" +
@@ -258,7 +266,8 @@ const file_state_v1_host_proto_rawDesc = "" +
 	"\n" +
 	"started_ms\x18\x04 \x01(\x03R\tstartedMs\x12\x17\n" +
 	"\aseen_ms\x18\x05 \x01(\x03R\x06seenMs\x12\x18\n" +
-	"\aprocess\x18\x06 \x01(\tR\aprocess\")\n" +
+	"\aprocess\x18\x06 \x01(\tR\aprocess\x12 \n" +
+	"\vauthorities\x18\a \x03(\tR\vauthorities\")\n" +
 	"\aAdopted\x12\x1e\n" +
 	"\n" +
 	"generation\x18\x01 \x01(\x04R\n" +

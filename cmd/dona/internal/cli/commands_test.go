@@ -58,13 +58,16 @@ var needed = map[string]string{
 	"share set":         "--consumer *",
 	"store adopt":       "--reason why",
 	"store restore":     "--data-dir d",
+	"svid token create": "--service checkout",
+	"svid issue":        "--token t --out identity --bootstrap 127.0.0.1:1",
+	"svid agent":        "--token t --socket private/agent.sock --bootstrap 127.0.0.1:1 --timeout 500ms",
 	"demo":              "--dona-host nowhere",
 	"attest fetch":      "--out d",
 }
 
 // withoutHost are the commands that ask no host, and how they end here.
 var withoutHost = map[string]int{
-	"bucket": ExitOK, "version": ExitOK, "completion": ExitOK, "store restore": ExitUsage, "demo": ExitConfig,
+	"bucket": ExitOK, "version": ExitOK, "completion": ExitOK, "store restore": ExitUsage, "demo": ExitConfig, "svid renew": ExitUsage,
 	"attest verify": ExitConfig, "attest verify-segments": ExitConfig,
 }
 
@@ -74,7 +77,7 @@ func TestEveryCommandAnswersInJSON(t *testing.T) {
 	t.Chdir(t.TempDir())
 	values := map[string]string{
 		"SERVICE": "checkout", "FLAG": "new-ui", "VARIANT": "v2", "PLUGIN": "analysis/prometheus",
-		"HOST": "shop.example.com", "FILE": "b.db", "UNIT": "u", "SHELL": "bash", "DIR": "nowhere",
+		"HOST": "shop.example.com", "ID": "0123456789abcdef", "FILE": "b.db", "UNIT": "u", "SHELL": "bash", "DIR": "nowhere",
 	}
 	for path, c := range leaves(t) {
 		if c.Name() == "demo-service" {

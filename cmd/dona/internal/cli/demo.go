@@ -84,6 +84,12 @@ func (a *app) demoServiceCommand() *cobra.Command {
 				return usage("demo-service: allowed are 1 to 26 endpoints and 0 to 100 percent errors")
 			}
 			v.Target = target
+			creds, done, err := a.secure()
+			if err != nil {
+				return err
+			}
+			defer done()
+			v.Credentials = creds
 			if err := demo.Serve(cmd.Context(), v, a.stdin); err != nil {
 				return failed("DEMO", "%v", err)
 			}

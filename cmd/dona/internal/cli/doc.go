@@ -36,10 +36,11 @@ type app struct {
 	now    func() time.Time
 	screen *terminal.Screen
 
-	target  string
-	timeout time.Duration
-	json    bool
-	wrote   bool // something went to stdout
+	target   string
+	identity string // directory of it
+	timeout  time.Duration
+	json     bool
+	wrote    bool // something went to stdout
 
 	completing bool // a shell asks what may come next: cobra reads its line more than once
 
@@ -89,7 +90,7 @@ func (a *app) root() *cobra.Command {
 	root := group("dona", "Operate a Dodona host: deliveries, canary rollouts, flags, policy, status",
 		a.statusCommand(), a.servicesCommand(), a.rolloutCommand(), a.flagCommand(), a.policyCommand(),
 		a.artifactCommand(), a.releaseCommand(), a.deployCommand(), a.ingressCommand(), a.shareCommand(),
-		a.pluginCommand(), a.storeCommand(), a.attestCommand(), a.bucketCommand(), a.explainCommand(), a.demoCommand(), a.demoServiceCommand(), a.completionCommand(), a.versionCommand())
+		a.pluginCommand(), a.storeCommand(), a.attestCommand(), a.svidCommand(), a.bucketCommand(), a.explainCommand(), a.demoCommand(), a.demoServiceCommand(), a.completionCommand(), a.versionCommand())
 	root.Long = `Operate a Dodona host: deliveries, canary rollouts, flags, policy, status.
 
 Exit codes: 0 ok, 1 the operation failed, 2 the command line is wrong,
@@ -99,6 +100,7 @@ Exit codes: 0 ok, 1 the operation failed, 2 the command line is wrong,
 	root.CompletionOptions.DisableDefaultCmd = true
 	f := root.PersistentFlags()
 	f.StringVar(&a.target, "host", "", "address of the host, host:port; of several, separated by commas, the first that can be reached (default $DONA_HOST, else "+defaultHost+")")
+	f.StringVar(&a.identity, "identity", "", "directory with cert.pem, key.pem and bundle.pem, to talk to a secured host (default $DONA_IDENTITY, else plaintext)")
 	f.BoolVar(&a.json, "json", false, "write JSON, one object; with --watch one a line")
 	f.DurationVar(&a.timeout, "timeout", 10*time.Second, "how long to wait for an answer")
 	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {

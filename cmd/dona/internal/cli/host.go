@@ -12,7 +12,7 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/backoff"
 	"google.golang.org/grpc/connectivity"
-	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/resolver"
 	"google.golang.org/grpc/resolver/manual"
 
@@ -35,11 +35,14 @@ type connection struct {
 	admin   donav1.HostAdminClient
 	target  string
 	timeout time.Duration
+	secured bool   // with an identity
+	done    func() // ends the use of it
 
 	addresses []string // of the target
 
-	mu       sync.Mutex
-	dialErrs map[string]error // by address: of the newest attempt; none after one that worked
+	mu        sync.Mutex
+	dialErrs  map[string]error // by address: of the newest attempt; none after one that worked
+	handshake error            // of the newest attempt; nil after one that worked
 }
 
 // hostAddress is what --host, DONA_HOST or the default says.
@@ -71,6 +74,11 @@ func (a *app) connect(ctx context.Context) (*connection, error) {
 		return nil, usage("--timeout is %s: allowed is more than 0, such as 10s", a.timeout)
 	}
 	c := &connection{ctx: ctx, target: target, timeout: a.timeout, dialErrs: map[string]error{}}
+	creds, done, err := a.secure()
+	if err != nil {
+		return nil, err
+	}
+	c.done, c.secured = done, creds.Info().SecurityProtocol == "tls"
 	if c.addresses, err = dona.ParseTarget(target); err != nil {
 		return nil, usage("--host %v", err)
 	}
@@ -84,7 +92,7 @@ func (a *app) connect(ctx context.Context) (*connection, error) {
 	all.InitialState(found)
 	c.conn, err = grpc.NewClient(all.Scheme()+":///hosts",
 		grpc.WithResolvers(all),
-		grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithTransportCredentials(noting{creds, c}),
 		grpc.WithContextDialer(c.dial),
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxMessage), grpc.MaxCallSendMsgSize(maxMessage)),
 		grpc.WithConnectParams(grpc.ConnectParams{
@@ -102,7 +110,30 @@ func (a *app) connect(ctx context.Context) (*connection, error) {
 	return c, nil
 }
 
-func (c *connection) close() { _ = c.conn.Close() }
+func (c *connection) close() {
+	_ = c.conn.Close()
+	c.done()
+}
+
+// noting notes why a handshake failed, as dial does of what comes before it.
+type noting struct {
+	credentials.TransportCredentials
+	c *connection
+}
+
+func (n noting) ClientHandshake(ctx context.Context, authority string, raw net.Conn) (net.Conn, credentials.AuthInfo, error) {
+	conn, info, err := n.TransportCredentials.ClientHandshake(ctx, authority, raw)
+	n.c.mu.Lock()
+	defer n.c.mu.Unlock()
+	if n.c.handshake = nil; err != nil && ctx.Err() == nil {
+		n.c.handshake = err
+	}
+	return conn, info, err
+}
+
+func (n noting) Clone() credentials.TransportCredentials {
+	return noting{n.TransportCredentials.Clone(), n.c}
+}
 
 // dial notes why it failed: gRPC keeps that to itself.
 func (c *connection) dial(ctx context.Context, address string) (net.Conn, error) {
@@ -127,7 +158,7 @@ func (c *connection) stand() error {
 		case connectivity.TransientFailure, connectivity.Shutdown:
 			why := c.away()
 			if why == "" {
-				why = fmt.Sprintf("what listens at %s is no Dodona host; name another with --host or DONA_HOST", c.target)
+				why = c.stranger()
 			}
 			return failed("AWAY", "%s", why)
 		default:
@@ -139,6 +170,19 @@ func (c *connection) stand() error {
 			}
 		}
 	}
+}
+
+// stranger says that what answers and this program do not understand each other.
+func (c *connection) stranger() string {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	switch {
+	case c.secured && c.handshake != nil:
+		return fmt.Sprintf("what listens at %s does not prove to be a host of this identity's trust domain, or does not take the identity (%v)", c.target, c.handshake)
+	case c.secured:
+		return fmt.Sprintf("the host at %s does not take this identity: has it expired, or is it of another trust domain?", c.target)
+	}
+	return fmt.Sprintf("what listens at %s is no Dodona host, or one that wants an identity (--identity or DONA_IDENTITY); name another with --host or DONA_HOST", c.target)
 }
 
 // away says that no host is there and what to do about it; "" = the last

@@ -18,15 +18,16 @@ import (
 )
 
 // startHost builds the host program and runs it on its own data and ports until
-// the test ends. It returns its address and its data directory.
-func startHost(t *testing.T) (address, dataDir string) {
+// the test ends. It returns its addresses, the second where tokens are taken, and its
+// data directory.
+func startHost(t *testing.T) (addresses []string, dataDir string) {
 	dir := t.TempDir()
 	program := filepath.Join(dir, "dona-host")
 	build := exec.Command("go", "build", "-o", program, "github.com/dodona-project/dodona/cmd/dona-host")
 	if out, err := build.CombinedOutput(); err != nil {
 		t.Fatalf("build of the host: %v\n%s", err, out)
 	}
-	addresses := freeAddresses(t, 3)
+	addresses = freeAddresses(t, 3)
 	var log bytes.Buffer
 	dataDir = filepath.Join(dir, "data")
 	host := exec.Command(program, "--dev", "--data-dir", dataDir,
@@ -41,7 +42,7 @@ func startHost(t *testing.T) (address, dataDir string) {
 			t.Logf("the host ended: %v\n%s", err, log.String())
 		}
 	})
-	return addresses[0], dataDir
+	return addresses, dataDir
 }
 
 // freeAddresses returns addresses that nobody listens on at the moment.
@@ -64,11 +65,13 @@ func freeAddresses(t *testing.T, n int) []string {
 //
 //	eventually PATTERN dona ...   repeat until stdout matches
 //	serve SERVICE VARIANT REGION  an endpoint, until the script ends
+//	token VARIABLE                the token in the JSON that the last command wrote
 func TestAgainstTheHost(t *testing.T) {
 	if testing.Short() {
 		t.Skip("builds the host and runs it")
 	}
-	address, dataDir := startHost(t)
+	addresses, dataDir := startHost(t)
+	address := addresses[0]
 	stdin, hold := io.Pipe()
 	served := make(chan error, 1)
 	go func() {
@@ -90,14 +93,23 @@ func TestAgainstTheHost(t *testing.T) {
 			Setup: func(env *testscript.Env) error {
 				env.Setenv("GORACE", "atexit_sleep_ms=10")
 				env.Setenv("DONA_HOST", address)
+				env.Setenv("DONA_BOOTSTRAP", addresses[1])
 				env.Setenv("DATA", dataDir)
 				return nil
 			},
 			Cmds: map[string]func(*testscript.TestScript, bool, []string){
-				"code": wantCode, "validjson": validJSON, "interrupt": scriptCommands["interrupt"], "eventually": eventually, "serve": serve,
+				"code": wantCode, "validjson": validJSON, "interrupt": scriptCommands["interrupt"], "eventually": eventually, "serve": serve, "token": takeToken,
 			},
 		})
 	})
+}
+
+func takeToken(ts *testscript.TestScript, _ bool, args []string) {
+	m := regexp.MustCompile(`"token":"([^"]+)"`).FindStringSubmatch(ts.ReadFile("stdout"))
+	if m == nil {
+		ts.Fatalf("there is no token in %s", ts.ReadFile("stdout"))
+	}
+	ts.Setenv(args[0], m[1])
 }
 
 func serve(ts *testscript.TestScript, _ bool, args []string) {

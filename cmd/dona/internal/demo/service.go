@@ -10,12 +10,15 @@ import (
 	"net/http"
 	"time"
 
+	"google.golang.org/grpc/credentials"
+
 	"github.com/dodona-project/dodona/sdk/dona"
 )
 
 // Variant is one process of the demo's service: some endpoints of one variant.
 type Variant struct {
-	Target       string // the host
+	Target       string                           // the host
+	Credentials  credentials.TransportCredentials // of connections to it; nil = plaintext
 	Service      string
 	Name         string
 	Endpoints    int
@@ -34,7 +37,11 @@ func Serve(ctx context.Context, v Variant, stdin io.Reader) error {
 		_, _ = io.Copy(io.Discard, stdin) // its end is what counts
 		cancel()
 	}()
-	client, err := dona.Dial(ctx, v.Target, dona.WithoutCache(), dona.WithCaller(v.Service, v.Region))
+	options := []dona.Option{dona.WithoutCache(), dona.WithCaller(v.Service, v.Region)}
+	if v.Credentials != nil {
+		options = append(options, dona.WithTransportCredentials(v.Credentials))
+	}
+	client, err := dona.Dial(ctx, v.Target, options...)
 	if err != nil {
 		return fmt.Errorf("demo-service: %w", err)
 	}

@@ -87,8 +87,8 @@ func (w *writer) service(s protoreflect.ServiceDescriptor) error {
 	w.line("")
 	w.line("%s", text)
 	w.line("")
-	w.line("| call | who | calls a second, burst | message, KiB | deadline |")
-	w.line("|---|---|---|---|---|")
+	w.line("| call | who | has to be its own | calls a second, burst | message, KiB | deadline |")
+	w.line("|---|---|---|---|---|---|")
 	for i := range s.Methods().Len() {
 		m := s.Methods().Get(i)
 		rule, ok := api.Policy[path(m)]
@@ -99,7 +99,11 @@ func (w *writer) service(s protoreflect.ServiceDescriptor) error {
 		if !m.IsStreamingClient() && !m.IsStreamingServer() {
 			deadline = "at most " + short(rule.Deadline())
 		}
-		w.line("| [%s](#%s) | %s | %g, %d | %d | %s |", m.Name(), strings.ToLower(string(m.Name())), who(rule.Roles), rule.Rate, rule.Burst, rule.MaxBytes>>10, deadline)
+		own := ""
+		if rule.Object != "" {
+			own = "`" + rule.Object + "`"
+		}
+		w.line("| [%s](#%s) | %s | %s | %g, %d | %d | %s |", m.Name(), strings.ToLower(string(m.Name())), who(rule.Roles), own, rule.Rate, rule.Burst, rule.MaxBytes>>10, deadline)
 	}
 	w.line("")
 	for i := range s.Methods().Len() {
