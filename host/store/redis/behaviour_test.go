@@ -469,12 +469,15 @@ func TestReasons(t *testing.T) {
 		server.Do("LPUSH", tag+"r:k", "x")
 		server.Do("SET", tag+"i:i", "x")
 		server.Do("SET", tag+"l:l", "x")
+		server.Do("SET", tag+"l:t", "x")
+		server.Do("HSET", tag+"heads", "t", "3")
 		_, err := get(s, "k")
 		expect(t, err, store.ErrForeign, "another type")
 		for name, fn := range map[string]func(tx store.Tx) error{
 			"record": func(tx store.Tx) error { _, err := tx.Get("k"); return errors.Join(err, tx.Put("k", nil)) },
 			"index":  func(tx store.Tx) error { return errors.Join(tx.Put("other", nil), tx.IndexPut("i", "m", 1)) },
 			"log":    func(tx store.Tx) error { _, err := tx.Append("l", nil); return errors.Join(err, tx.Put("other", nil)) },
+			"trim":   func(tx store.Tx) error { return errors.Join(tx.Trim("t", 1), tx.Put("other", nil)) },
 		} {
 			t.Run(name, func(t *testing.T) {
 				expect(t, s.Update(ctx, store.Hard, func(tx store.Tx) error {
@@ -539,6 +542,12 @@ func TestReasons(t *testing.T) {
 			_, err := tx.Scan("i", 0, 1, 0)
 			return errors.Join(err, tx.Delete("n"), tx.IndexPut("i", "m", 1), tx.IndexDelete("i", "l"))
 		}))
+		must(t, s.Update(ctx, store.Hard, func(tx store.Tx) error {
+			_, err := tx.Append("log", nil)
+			_, again := tx.Append("log", nil)
+			return errors.Join(err, again)
+		}))
+		must(t, s.Update(ctx, store.Hard, func(tx store.Tx) error { return tx.Trim("log", 1) }))
 	})
 	t.Run("database", func(t *testing.T) {
 		server := redistest.Start(t, redistest.Safe...)
