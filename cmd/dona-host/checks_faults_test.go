@@ -53,8 +53,12 @@ func (w *ward) died() {
 // well is in, and who is sick failed no more often than it was asked.
 func (w *ward) unharmed() {
 	w.t.Helper()
+	checks := map[string]*donav1.EndpointHealth{}
+	for _, h := range w.status().GetChecks().GetEndpoints() {
+		checks[h.EndpointId] = h
+	}
 	for _, e := range w.patients {
-		h := w.health(e.id)
+		h := checks[e.id]
 		if !e.sick.Load() && (h.GetOut() || h.GetState() == donav1.EndpointHealth_STATE_UNHEALTHY) {
 			w.t.Fatalf("%s is well, and the host says %v", e.id, h)
 		}
@@ -112,7 +116,7 @@ func TestKillInACheck(t *testing.T) {
 				w.again()
 				until(t, "the sick one to leave, and nobody else", func() bool {
 					w.unharmed()
-					return len(w.in()) == 4 && w.health("e").GetOut()
+					return w.health("e").GetOut() && len(w.in()) == 4
 				})
 				w.p.kill()
 				w.p.ledger()

@@ -321,13 +321,19 @@ func reportCalls(ctx context.Context, client donav1.ControlPlaneClient, bad *ato
 	}
 }
 
-// statusOf is nil while the host is away.
+// statusOf is nil while the host is away. One who asks more often than the host
+// allows waits: what it would take for no status may be what it looks for.
 func statusOf(ctx context.Context, client donav1.ControlPlaneClient, service string) *donav1.StatusReply {
-	s, err := client.GetStatus(ctx, &donav1.GetStatusRequest{Service: service})
-	if err != nil {
-		return nil
+	for {
+		s, err := client.GetStatus(ctx, &donav1.GetStatusRequest{Service: service})
+		switch {
+		case err == nil:
+			return s
+		case status.Code(err) != codes.ResourceExhausted || ctx.Err() != nil:
+			return nil
+		}
+		pause(ctx, 20*time.Millisecond)
 	}
-	return s
 }
 
 // pluginOf is nil when the host knows no such plugin.
