@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	donav1 "github.com/dodona-project/dodona/proto/dona/v1"
@@ -295,11 +296,33 @@ func startEntry(id string, req *donav1.StartRolloutRequest, actor string) audit.
 
 var idEncoding = base32.NewEncoding("0123456789abcdefghjkmnpqrstvwxyz").WithPadding(base32.NoPadding)
 
-// NewID makes an id that sorts by time: a letter for what it names, then 48 bits
-// of milliseconds and 72 random bits in base 32.
+// newest is what the last id of this process was made of. Ids of one millisecond
+// count up from its first, as those of ULID do, so that what was started later
+// sorts later.
+var newest struct {
+	sync.Mutex
+	millis uint64
+	hi     byte // of 72 bits the first 8
+	low    uint64
+}
+
+// NewID makes an id that sorts by time, and by the order of the calls within a
+// millisecond of one process: a letter for what it names, then 48 bits of
+// milliseconds and 72 bits that began at random, in base 32. Safe for concurrent
+// use.
 func NewID(letter string, now time.Time) string {
+	newest.Lock()
+	defer newest.Unlock()
 	var b [15]byte
-	binary.BigEndian.PutUint64(b[:8], uint64(now.UnixMilli())<<16)
-	rand.Read(b[6:])
+	if at := uint64(now.UnixMilli()); at != newest.millis {
+		rand.Read(b[6:])
+		b[6] &= 0x7f // room to count
+		newest.millis, newest.hi, newest.low = at, b[6], binary.BigEndian.Uint64(b[7:])
+	} else if newest.low++; newest.low == 0 {
+		newest.hi++
+	}
+	binary.BigEndian.PutUint64(b[:8], newest.millis<<16)
+	b[6] = newest.hi
+	binary.BigEndian.PutUint64(b[7:], newest.low)
 	return letter + idEncoding.EncodeToString(b[:])
 }
