@@ -357,7 +357,8 @@ func TestDeltasComeToTheWhole(t *testing.T) {
 			link.mu.Lock()
 			defer link.mu.Unlock()
 			said := slices.ContainsFunc(link.applied[rejections:], func(a *donav1.AppliedConfig) bool { return a.RejectedReason != "" })
-			return said && link.done > done && len(link.watches) > watches && link.watches[len(link.watches)-1].LastVersion == 0
+			asked := slices.ContainsFunc(link.watches[watches:], func(w *donav1.WatchConfigRequest) bool { return w.LastVersion == 0 })
+			return said && asked && link.done > done
 		})
 		sound()
 		t.Logf("%s: noticed and mended after %v", fault, time.Since(began).Round(time.Millisecond))

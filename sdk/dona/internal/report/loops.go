@@ -138,22 +138,23 @@ func (r *Reporter) take() *donav1.StatsBatch {
 		r.mu.Unlock()
 		return nil
 	}
-	r.next, r.applied = newGather(), map[string]*donav1.AppliedConfig{}
+	r.next, r.applied = newGather(), map[string]standing{}
 	r.mu.Unlock()
 	b := &donav1.StatsBatch{}
 	g.fill(b, r.cfg.Caller)
 	const maxApplied = 128 // keeps the batch within what a host takes
-	for _, a := range applied {
-		if len(b.Applied) == maxApplied {
+	for service, told := range applied {
+		if len(b.Applied)+len(told) > maxApplied {
 			r.mu.Lock()
-			if r.applied[a.Service] == nil {
-				r.applied[a.Service] = a
+			for _, a := range r.applied[service] {
+				told = told.then(a)
 			}
+			r.applied[service] = told
 			r.mu.Unlock()
 			signal(r.due)
 			continue
 		}
-		b.Applied = append(b.Applied, a)
+		b.Applied = append(b.Applied, told...)
 	}
 	return b
 }

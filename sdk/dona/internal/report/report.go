@@ -64,9 +64,9 @@ type Reporter struct {
 
 	mu      sync.Mutex // guards next; never taken by Decision or Outcome
 	next    *gather
-	applied map[string]*donav1.AppliedConfig // by service: what a host was not told yet
-	due     chan struct{}                    // something waits to be sent
-	there   chan struct{}                    // a host has just been heard of
+	applied map[string]standing // by service: what a host was not told yet
+	due     chan struct{}       // something waits to be sent
+	there   chan struct{}       // a host has just been heard of
 
 	closing    chan struct{}
 	closeOnce  sync.Once
@@ -79,7 +79,7 @@ type Reporter struct {
 
 // New starts a reporter. Close it.
 func New(cfg Config) *Reporter {
-	r := &Reporter{cfg: cfg, wake: make(chan struct{}, 1), hurry: make(chan struct{}, 1), next: newGather(), applied: map[string]*donav1.AppliedConfig{},
+	r := &Reporter{cfg: cfg, wake: make(chan struct{}, 1), hurry: make(chan struct{}, 1), next: newGather(), applied: map[string]standing{},
 		due: make(chan struct{}, 1), there: make(chan struct{}, 1), closing: make(chan struct{}), folded: make(chan struct{}), sent: make(chan struct{})}
 	for i := range r.rings {
 		r.rings[i] = newRing(ringSize)
@@ -182,6 +182,19 @@ func (r *Reporter) rouse(at uint64) {
 	}
 }
 
+// standing is what a host was not told of a service's snapshots: the newest that was
+// applied and the newest that was refused, in the order in which that came. One that
+// was refused is told of also when what followed at once is in use: a host that sent
+// damage learns of it.
+type standing []*donav1.AppliedConfig
+
+func (s standing) then(a *donav1.AppliedConfig) standing {
+	if a.RejectedReason == "" && len(s) > 0 && s[0].RejectedReason != "" {
+		return standing{s[0], a}
+	}
+	return standing{a}
+}
+
 // Applied notes the version that a service decides by. As it comes from a host, a
 // report that waits for one is tried again at once.
 func (r *Reporter) Applied(service string, version uint64) {
@@ -199,7 +212,7 @@ func (r *Reporter) Rejected(service string, version uint64, reason string) {
 
 func (r *Reporter) tell(a *donav1.AppliedConfig) {
 	r.mu.Lock()
-	r.applied[a.Service] = a
+	r.applied[a.Service] = r.applied[a.Service].then(a)
 	r.mu.Unlock()
 	signal(r.due)
 }

@@ -261,6 +261,73 @@ func TestFloodIsBounded(t *testing.T) {
 	})
 }
 
+// A snapshot that was refused is told of also when the next one is in use before the
+// report goes; what is told last is what holds.
+func TestRejectionsAreTold(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		for _, tc := range []struct {
+			note func(r *report.Reporter)
+			want string
+		}{
+			{func(r *report.Reporter) { r.Applied("a", 7); r.Applied("a", 8) }, "8"},
+			{func(r *report.Reporter) { r.Rejected("a", 9, "torn"); r.Applied("a", 9); r.Applied("a", 10) }, "9torn 10"},
+			{func(r *report.Reporter) { r.Applied("a", 8); r.Rejected("a", 9, "torn") }, "9torn"},
+			{func(r *report.Reporter) {
+				r.Rejected("a", 9, "torn")
+				r.Applied("a", 9)
+				r.Rejected("a", 10, "worn")
+			}, "10worn"},
+		} {
+			box := &inbox{}
+			r := start(box)
+			tc.note(r)
+			if err := r.Close(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			var told []string
+			for _, b := range box.all() {
+				for _, a := range b.Applied {
+					told = append(told, fmt.Sprint(a.Version)+a.RejectedReason)
+				}
+			}
+			if got := strings.Join(told, " "); got != tc.want {
+				t.Errorf("told %q, want %q", got, tc.want)
+			}
+		}
+	})
+}
+
+// More than one batch holds is told all the same, in order.
+func TestMuchIsToldInOrder(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		box := &inbox{}
+		r := start(box)
+		for n := range 200 {
+			name := fmt.Sprint("s", n)
+			r.Rejected(name, 9, "torn")
+			r.Applied(name, 9)
+		}
+		time.Sleep(time.Minute)
+		if err := r.Close(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		told := map[string]string{}
+		for _, b := range box.all() {
+			if len(b.Applied) > 128 {
+				t.Errorf("a batch tells of %d", len(b.Applied))
+			}
+			for _, a := range b.Applied {
+				told[a.Service] += fmt.Sprintf("%d%s ", a.Version, a.RejectedReason)
+			}
+		}
+		for n := range 200 {
+			if got := told[fmt.Sprint("s", n)]; got != "9torn 9 " {
+				t.Fatalf("service %d was told of as %q", n, got)
+			}
+		}
+	})
+}
+
 func TestCloseGivesUpInTime(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := report.New(report.Config{Interval: time.Second, Random: func() float64 { return 0.5 }, Log: slog.New(slog.DiscardHandler),
