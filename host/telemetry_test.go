@@ -6,15 +6,10 @@ import (
 	"fmt"
 	"net"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
 	"github.com/hashicorp/go-hclog"
-	metricsv1 "go.opentelemetry.io/proto/otlp/collector/metrics/v1"
-	tracesv1 "go.opentelemetry.io/proto/otlp/collector/trace/v1"
-	commonv1 "go.opentelemetry.io/proto/otlp/common/v1"
-	metricv1 "go.opentelemetry.io/proto/otlp/metrics/v1"
 	tracev1 "go.opentelemetry.io/proto/otlp/trace/v1"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
@@ -24,77 +19,16 @@ import (
 	"github.com/dodona-project/dodona/host"
 	"github.com/dodona-project/dodona/host/config"
 	donav1 "github.com/dodona-project/dodona/proto/dona/v1"
+	"github.com/dodona-project/dodona/sdk/dona/donaotel/otlptest"
 )
 
-// collector takes OTLP over gRPC and keeps it.
-type collector struct {
-	tracesv1.UnimplementedTraceServiceServer
-
-	mu      sync.Mutex
-	spans   map[string]*tracev1.Span
-	metrics map[string]*metricv1.Metric
-	from    map[string]string // the resource
-}
-
-type metricsCollector struct {
-	metricsv1.UnimplementedMetricsServiceServer
-	*collector
-}
-
-func (c *collector) Export(_ context.Context, req *tracesv1.ExportTraceServiceRequest) (*tracesv1.ExportTraceServiceResponse, error) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	for _, rs := range req.ResourceSpans {
-		for _, ss := range rs.ScopeSpans {
-			for _, s := range ss.Spans {
-				c.spans[s.Name] = s
-			}
-		}
+// spans returns the spans that came, by name.
+func spans(r *otlptest.Receiver) map[string]*tracev1.Span {
+	all := map[string]*tracev1.Span{}
+	for _, s := range r.Spans() {
+		all[s.Name] = s
 	}
-	return &tracesv1.ExportTraceServiceResponse{}, nil
-}
-
-func (c metricsCollector) Export(_ context.Context, req *metricsv1.ExportMetricsServiceRequest) (*metricsv1.ExportMetricsServiceResponse, error) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	for _, rm := range req.ResourceMetrics {
-		c.from = texts(rm.Resource.Attributes)
-		for _, sm := range rm.ScopeMetrics {
-			for _, m := range sm.Metrics {
-				c.metrics[m.Name] = m
-			}
-		}
-	}
-	return &metricsv1.ExportMetricsServiceResponse{}, nil
-}
-
-func texts(all []*commonv1.KeyValue) map[string]string {
-	out := map[string]string{}
-	for _, a := range all {
-		if i, ok := a.Value.Value.(*commonv1.AnyValue_IntValue); ok {
-			out[a.Key] = fmt.Sprint(i.IntValue)
-		} else {
-			out[a.Key] = a.Value.GetStringValue()
-		}
-	}
-	return out
-}
-
-func collect(t *testing.T) *collector {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	check(t, err)
-	c := &collector{spans: map[string]*tracev1.Span{}, metrics: map[string]*metricv1.Metric{}}
-	server := grpc.NewServer()
-	tracesv1.RegisterTraceServiceServer(server, c)
-	metricsv1.RegisterMetricsServiceServer(server, metricsCollector{collector: c})
-	served := make(chan struct{})
-	go func() {
-		defer close(served)
-		_ = server.Serve(l)
-	}()
-	t.Cleanup(func() { server.Stop(); <-served })
-	t.Setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://"+l.Addr().String())
-	return c
+	return all
 }
 
 // TestTelemetry: what the standard variables ask for comes to a real receiver, and
@@ -119,41 +53,40 @@ func TestTelemetry(t *testing.T) {
 		check(t, r.stop())
 	}
 	t.Run("all", func(t *testing.T) {
-		c := collect(t)
+		c := otlptest.Start(t)
 		t.Setenv("OTEL_RESOURCE_ATTRIBUTES", "deployment.environment.name=test")
 		use(t, start(t, nil)) // a stop sends what is left
-		c.mu.Lock()
-		defer c.mu.Unlock()
-		set, refused := c.spans["dona.v1.ControlPlane/SetFlag"], c.spans["dona.v1.ControlPlane/GetStatus"]
-		if set == nil || refused == nil || len(c.spans) != 2 {
-			t.Fatalf("the spans are %v", c.spans)
+		spans, metrics := spans(c), c.Metrics()
+		set, refused := spans["dona.v1.ControlPlane/SetFlag"], spans["dona.v1.ControlPlane/GetStatus"]
+		if set == nil || refused == nil || len(spans) != 2 {
+			t.Fatalf("the spans are %v", spans)
 		}
 		if fmt.Sprintf("%x", set.TraceId) != parent {
 			t.Errorf("the span is in trace %x, the caller's is %s", set.TraceId, parent)
 		}
-		if a := texts(refused.Attributes); a["rpc.response.status_code"] != "NOT_FOUND" {
+		if a := otlptest.Attributes(refused.Attributes); a["rpc.response.status_code"] != "NOT_FOUND" {
 			t.Errorf("the refused call has %v", a)
 		}
 		// What /metrics shows, and nothing twice.
-		calls := c.metrics["dona_rpc_total"]
-		if calls == nil || c.metrics["dona_rpc_seconds"].GetHistogram() == nil || c.metrics["go_goroutines"] == nil {
-			t.Fatalf("the metrics are %v", c.metrics)
+		calls := metrics["dona_rpc_total"]
+		if calls == nil || metrics["dona_rpc_seconds"].GetHistogram() == nil || metrics["go_goroutines"] == nil {
+			t.Fatalf("the metrics are %v", metrics)
 		}
 		seen := false
 		for _, p := range calls.GetSum().GetDataPoints() {
-			a := texts(p.Attributes)
+			a := otlptest.Attributes(p.Attributes)
 			seen = seen || strings.HasSuffix(a["method"], "SetFlag") && a["code"] == "OK" && p.GetAsDouble() == 1
 		}
 		if !seen || !calls.GetSum().GetIsMonotonic() {
 			t.Errorf("dona_rpc_total is %v", calls)
 		}
-		for name := range c.metrics {
+		for name := range metrics {
 			if strings.HasPrefix(name, "rpc.") {
 				t.Errorf("calls are measured twice, as %s too", name)
 			}
 		}
-		if c.from["service.name"] != "dona-host" || c.from["service.version"] != host.Version || len(c.from["service.instance.id"]) != 16 || c.from["deployment.environment.name"] != "test" {
-			t.Errorf("the resource is %v", c.from)
+		if from := c.Resource(); from["service.name"] != "dona-host" || from["service.version"] != host.Version || len(from["service.instance.id"]) != 16 || from["deployment.environment.name"] != "test" {
+			t.Errorf("the resource is %v", from)
 		}
 	})
 	for name, env := range map[string][2]string{
@@ -162,13 +95,12 @@ func TestTelemetry(t *testing.T) {
 		"disabled":   {"OTEL_SDK_DISABLED", "true"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			c := collect(t)
+			c := otlptest.Start(t)
 			t.Setenv(env[0], env[1])
 			use(t, start(t, nil))
-			c.mu.Lock()
-			defer c.mu.Unlock()
-			if (len(c.spans) > 0) != (name == "no metrics") || (len(c.metrics) > 0) != (name == "no traces") {
-				t.Errorf("came %v and %v", c.spans, c.metrics)
+			spans, metrics := spans(c), c.Metrics()
+			if (len(spans) > 0) != (name == "no metrics") || (len(metrics) > 0) != (name == "no traces") {
+				t.Errorf("came %v and %v", spans, metrics)
 			}
 		})
 	}

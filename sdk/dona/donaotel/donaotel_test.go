@@ -6,105 +6,23 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
-	"net"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
 	"go.opentelemetry.io/otel/metric/noop"
 	sdktrace "go.opentelemetry.io/otel/sdk/trace"
 	"go.opentelemetry.io/otel/sdk/trace/tracetest"
-	metricsv1 "go.opentelemetry.io/proto/otlp/collector/metrics/v1"
-	tracesv1 "go.opentelemetry.io/proto/otlp/collector/trace/v1"
-	commonv1 "go.opentelemetry.io/proto/otlp/common/v1"
-	metricv1 "go.opentelemetry.io/proto/otlp/metrics/v1"
 	tracev1 "go.opentelemetry.io/proto/otlp/trace/v1"
-	"google.golang.org/grpc"
 
 	donav1 "github.com/dodona-project/dodona/proto/dona/v1"
 	"github.com/dodona-project/dodona/sdk/dona"
 	"github.com/dodona-project/dodona/sdk/dona/donaotel"
+	"github.com/dodona-project/dodona/sdk/dona/donaotel/otlptest"
 	"github.com/dodona-project/dodona/sdk/dona/internal/donatest"
 )
 
 func TestMain(m *testing.M) { donatest.Main(m) }
-
-// receiver takes OTLP over gRPC and keeps it.
-type receiver struct {
-	tracesv1.UnimplementedTraceServiceServer
-
-	mu       sync.Mutex
-	spans    []*tracev1.Span
-	metrics  map[string]*metricv1.Metric
-	resource map[string]string
-}
-
-type metricsReceiver struct {
-	metricsv1.UnimplementedMetricsServiceServer
-	*receiver
-}
-
-func (r *receiver) Export(_ context.Context, req *tracesv1.ExportTraceServiceRequest) (*tracesv1.ExportTraceServiceResponse, error) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	for _, rs := range req.ResourceSpans {
-		r.resource = attributes(rs.Resource.Attributes)
-		for _, ss := range rs.ScopeSpans {
-			r.spans = append(r.spans, ss.Spans...)
-		}
-	}
-	return &tracesv1.ExportTraceServiceResponse{}, nil
-}
-
-func (r metricsReceiver) Export(_ context.Context, req *metricsv1.ExportMetricsServiceRequest) (*metricsv1.ExportMetricsServiceResponse, error) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	for _, rm := range req.ResourceMetrics {
-		for _, sm := range rm.ScopeMetrics {
-			for _, m := range sm.Metrics {
-				r.metrics[m.Name] = m
-			}
-		}
-	}
-	return &metricsv1.ExportMetricsServiceResponse{}, nil
-}
-
-func attributes(all []*commonv1.KeyValue) map[string]string {
-	out := map[string]string{}
-	for _, a := range all {
-		switch v := a.Value.Value.(type) {
-		case *commonv1.AnyValue_StringValue:
-			out[a.Key] = v.StringValue
-		case *commonv1.AnyValue_IntValue:
-			out[a.Key] = fmt.Sprint(v.IntValue)
-		case *commonv1.AnyValue_BoolValue:
-			out[a.Key] = fmt.Sprint(v.BoolValue)
-		}
-	}
-	return out
-}
-
-// receive starts a receiver and makes the standard variables name it.
-func receive(t *testing.T) *receiver {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	r := &receiver{metrics: map[string]*metricv1.Metric{}}
-	server := grpc.NewServer()
-	tracesv1.RegisterTraceServiceServer(server, r)
-	metricsv1.RegisterMetricsServiceServer(server, metricsReceiver{receiver: r})
-	served := make(chan struct{})
-	go func() {
-		defer close(served)
-		_ = server.Serve(l)
-	}()
-	t.Cleanup(func() { server.Stop(); <-served })
-	t.Setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://"+l.Addr().String())
-	t.Setenv("OTEL_SERVICE_NAME", "shop-frontend")
-	return r
-}
 
 // has checks that want is in got.
 func has(t *testing.T, what string, got, want map[string]string) {
@@ -117,7 +35,8 @@ func has(t *testing.T, what string, got, want map[string]string) {
 }
 
 func TestExports(t *testing.T) {
-	r := receive(t)
+	r := otlptest.Start(t)
+	t.Setenv("OTEL_SERVICE_NAME", "shop-frontend")
 	h := donatest.Start(t)
 	telemetry, err := donaotel.Start(t.Context())
 	if err != nil {
@@ -167,17 +86,16 @@ func TestExports(t *testing.T) {
 		t.Fatal(err)
 	}
 
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	has(t, "resource", r.resource, map[string]string{"service.name": "shop-frontend"})
-	if len(r.spans) != 4 {
-		t.Fatalf("%d spans reached the receiver, want 4", len(r.spans))
+	spans, metrics := r.Spans(), r.Metrics()
+	has(t, "resource", r.Resource(), map[string]string{"service.name": "shop-frontend"})
+	if len(spans) != 4 {
+		t.Fatalf("%d spans reached the receiver, want 4", len(spans))
 	}
-	first := r.spans[0]
-	has(t, "a tester's span", attributes(first.Attributes), map[string]string{
+	first := spans[0]
+	has(t, "a tester's span", otlptest.Attributes(first.Attributes), map[string]string{
 		"dona.service": "checkout", "dona.variant": "v2", "dona.decision": "flag_targeting", "dona.flag": "b-testers", "dona.region": "eu",
 		"dona.endpoint": "v2-a", "server.address": "127.0.0.1", "server.port": "20001", "dona.code": "503", "dona.stale": "false"})
-	if got := attributes(first.Attributes)["dona.config.version"]; got == "" || got == "0" {
+	if got := otlptest.Attributes(first.Attributes)["dona.config.version"]; got == "" || got == "0" {
 		t.Errorf("dona.config.version is %q", got)
 	}
 	if first.Name != "dona.call" || first.Status.GetCode() != tracev1.Status_STATUS_CODE_ERROR || len(first.Events) != 2 {
@@ -193,25 +111,25 @@ func TestExports(t *testing.T) {
 			t.Errorf("event %q", e.Name)
 		}
 		want["feature_flag.context.id"], want["feature_flag.provider.name"], want["feature_flag.set.id"] = hex.EncodeToString(sum[:]), "dona", "checkout"
-		has(t, "event", attributes(e.Attributes), want)
+		has(t, "event", otlptest.Attributes(e.Attributes), want)
 	}
-	if text := fmt.Sprint(r.spans); strings.Contains(text, "user-1") {
+	if text := fmt.Sprint(spans); strings.Contains(text, "user-1") {
 		t.Errorf("a unit is in the clear: %s", text)
 	}
-	has(t, "an anonymous span", attributes(r.spans[1].Attributes), map[string]string{"dona.decision": "weight", "dona.code": "200"})
-	has(t, "an unused span", attributes(r.spans[2].Attributes), map[string]string{"dona.unused": "true"})
-	has(t, "a denied span", attributes(r.spans[3].Attributes), map[string]string{"dona.decision": "denied", "dona.variant": ""})
+	has(t, "an anonymous span", otlptest.Attributes(spans[1].Attributes), map[string]string{"dona.decision": "weight", "dona.code": "200"})
+	has(t, "an unused span", otlptest.Attributes(spans[2].Attributes), map[string]string{"dona.unused": "true"})
+	has(t, "a denied span", otlptest.Attributes(spans[3].Attributes), map[string]string{"dona.decision": "denied", "dona.variant": ""})
 
 	decisions := map[string]int64{}
-	for _, p := range r.metrics["dona.decisions"].GetSum().GetDataPoints() {
-		decisions[attributes(p.Attributes)["dona.decision"]] += p.GetAsInt()
+	for _, p := range metrics["dona.decisions"].GetSum().GetDataPoints() {
+		decisions[otlptest.Attributes(p.Attributes)["dona.decision"]] += p.GetAsInt()
 	}
 	if decisions["flag_targeting"] != 1 || decisions["weight"] != 2 || decisions["denied"] != 1 {
 		t.Errorf("dona.decisions: %v", decisions)
 	}
 	calls := map[string]uint64{}
-	for _, p := range r.metrics["dona.call.duration"].GetHistogram().GetDataPoints() {
-		calls[attributes(p.Attributes)["dona.success"]] += p.Count
+	for _, p := range metrics["dona.call.duration"].GetHistogram().GetDataPoints() {
+		calls[otlptest.Attributes(p.Attributes)["dona.success"]] += p.Count
 	}
 	if calls["true"] != 1 || calls["false"] != 1 {
 		t.Errorf("dona.call.duration: %v", calls)
