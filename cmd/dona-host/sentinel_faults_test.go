@@ -223,28 +223,21 @@ func (p *pair) counts() (changes []string) {
 // that the others do not know, goes on serving what it had, and is where the other is
 // soon after the cut is healed.
 func TestHostsApart(t *testing.T) {
-	for _, tt := range []struct {
-		name     string
-		replicas int // on the minority's side
-	}{{"master alone", 0}, {"master and replica", 1}} {
-		t.Run(tt.name, func(t *testing.T) {
-			t.Parallel()
-			n := redistest.StartNetwork(t, 2, time.Second, redistest.Safe...)
-			p := newPairIn(t, n, 2)
-			p.start()
-			c := newCrowd(p)
-			rounds := 1
-			if os.Getenv("REPEAT") != "" {
-				rounds = 30
-			}
-			for range rounds {
-				apart(t, n, p, c, tt.replicas)
-			}
-			c.rolled()
-			c.checked(0)
-			c.holds()
-		})
-	}
+	redistest.Partitions(t, func(t *testing.T, n *redistest.Network, replicas int) {
+		p := newPairIn(t, n, 2)
+		p.start()
+		c := newCrowd(p)
+		rounds := 1
+		if os.Getenv("REPEAT") != "" {
+			rounds = 30
+		}
+		for range rounds {
+			apart(t, n, p, c, replicas)
+		}
+		c.rolled()
+		c.checked(0)
+		c.holds()
+	})
 }
 
 func apart(t *testing.T, n *redistest.Network, p *pair, c *crowd, replicas int) {

@@ -42,53 +42,46 @@ func networkHosts(t *testing.T, n *redistest.Network, replicas int, names ...str
 // acknowledged as hard by the side that is cut off, and histories are linearizable
 // over both sides.
 func TestPartition(t *testing.T) {
-	for _, tt := range []struct {
-		name     string
-		replicas int // on the minority's side
-	}{{"master alone", 0}, {"master and replica", 1}} {
-		t.Run(tt.name, func(t *testing.T) {
-			t.Parallel()
-			n := redistest.StartNetwork(t, 2, time.Second, redistest.Safe...)
-			hosts := networkHosts(t, n, 2, "near", "far")
-			if d := hosts[0].Info().Durability; d != "durable" {
-				t.Errorf("durability: %s", d)
-			}
-			l := startLoad(t, hosts, 2)
-			var since time.Time
-			for range rounds(1, 30) {
-				l.more(t, 40)
-				old := n.Master(t)
-				side := []string{"near", old.Name()}
-				for _, s := range n.Servers {
-					if s != old && len(side) < 2+tt.replicas {
-						side = append(side, s.Name())
-					}
+	redistest.Partitions(t, func(t *testing.T, n *redistest.Network, replicas int) {
+		hosts := networkHosts(t, n, 2, "near", "far")
+		if d := hosts[0].Info().Durability; d != "durable" {
+			t.Errorf("durability: %s", d)
+		}
+		l := startLoad(t, hosts, 2)
+		var since time.Time
+		for range rounds(1, 30) {
+			l.more(t, 40)
+			old := n.Master(t)
+			side := []string{"near", old.Name()}
+			for _, s := range n.Servers {
+				if s != old && len(side) < 2+replicas {
+					side = append(side, s.Name())
 				}
-				n.Split(side...)
-				cut := time.Now()
-				redistest.Await(t, "another master", func() bool { return n.Master(t) != old })
-				redistest.Await(t, "soft writes of the majority", func() bool { return put(hosts[1], store.Soft, "x", "") == nil })
-				redistest.Await(t, "the hosts' state", func() bool { return state(hosts[1]) != "ready" && state(hosts[0]) != "ready" })
-				redistest.Await(t, "two seconds of it", func() bool { return time.Since(cut) > 2*time.Second })
-				last := l.lastHard(0).Sub(cut)
-				healed := time.Now()
-				n.Heal()
-				redistest.Await(t, "both hosts on the new master", func() bool {
-					return put(hosts[0], store.Soft, "x", "") == nil && put(hosts[1], store.Soft, "x", "") == nil && state(hosts[0]) == state(hosts[1])
-				})
-				since = time.Now()
-				t.Logf("the minority's last hard write was acknowledged %s after the cut (goal 500 ms); it is on the new master %s after the heal (goal 3 s)",
-					last.Round(time.Millisecond), time.Since(healed).Round(time.Millisecond))
-				// What replicas had confirmed before may be told a little later.
-				if last > 10*time.Second {
-					t.Errorf("a host without a majority acknowledges hard writes")
-				}
-				n.AwaitWhole(t)
-				l.more(t, 20)
 			}
-			l.end(t, hosts[0], since)
-		})
-	}
+			n.Split(side...)
+			cut := time.Now()
+			redistest.Await(t, "another master", func() bool { return n.Master(t) != old })
+			redistest.Await(t, "soft writes of the majority", func() bool { return put(hosts[1], store.Soft, "x", "") == nil })
+			redistest.Await(t, "the hosts' state", func() bool { return state(hosts[1]) != "ready" && state(hosts[0]) != "ready" })
+			redistest.Await(t, "two seconds of it", func() bool { return time.Since(cut) > 2*time.Second })
+			last := l.lastHard(0).Sub(cut)
+			healed := time.Now()
+			n.Heal()
+			redistest.Await(t, "both hosts on the new master", func() bool {
+				return put(hosts[0], store.Soft, "x", "") == nil && put(hosts[1], store.Soft, "x", "") == nil && state(hosts[0]) == state(hosts[1])
+			})
+			since = time.Now()
+			t.Logf("the minority's last hard write was acknowledged %s after the cut (goal 500 ms); it is on the new master %s after the heal (goal 3 s)",
+				last.Round(time.Millisecond), time.Since(healed).Round(time.Millisecond))
+			// What replicas had confirmed before may be told a little later.
+			if last > 10*time.Second {
+				t.Errorf("a host without a majority acknowledges hard writes")
+			}
+			n.AwaitWhole(t)
+			l.more(t, 20)
+		}
+		l.end(t, hosts[0], since)
+	})
 }
 
 // S7: a Sentinel that was left behind names the old master, which is a replica by now.

@@ -49,6 +49,18 @@ func StartNetwork(t testing.TB, replicas int, downAfter time.Duration, settings 
 	return n
 }
 
+// Partitions runs a test in networks of a master and two replicas, side by side: once
+// for a cut that leaves the master alone with what clients join it, once for one that
+// leaves a replica with it.
+func Partitions(t *testing.T, test func(t *testing.T, n *Network, replicas int)) {
+	for replicas, name := range []string{"master alone", "master and replica"} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			test(t, StartNetwork(t, 2, time.Second, Safe...), replicas)
+		})
+	}
+}
+
 // Name of a member in a cut.
 func (s *Server) Name() string { return s.Addr }
 
