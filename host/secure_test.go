@@ -305,8 +305,9 @@ func TestClientOutlivesItsCertificates(t *testing.T) {
 	id := &renewed{ca: ca, path: "/svc/web", life: 4 * time.Second}
 	client, err := dona.Dial(t.Context(), r.grpc, dona.WithIdentity(id), dona.WithoutCache(), dona.WithCaller("web", ""))
 	check(t, err)
-	_, err = client.Register(t.Context(), dona.OwnEndpoint{Service: "web", ID: "a", Address: "127.0.0.1:80", Variant: "v1"})
+	reg, err := client.Register(t.Context(), dona.OwnEndpoint{Service: "web", ID: "a", Address: "127.0.0.1:80", Variant: "v1"})
 	check(t, err)
+	check(t, reg.Wait(t.Context()))
 	web := client.Service("web")
 	check(t, web.Ready(t.Context()))
 	watch, err := admin.WatchConfig(t.Context(), &donav1.WatchConfigRequest{Service: "web"})
