@@ -228,7 +228,7 @@ func TestPlaintextInWords(t *testing.T) {
 // the last one ends, and no more often than that takes.
 func TestOwnIdentityRotates(t *testing.T) {
 	const ttl = 3 * time.Second
-	r := start(t, map[string]string{"dev": "false", "trust-domain": domain, "bootstrap-listen": "127.0.0.1:0", "identity-ttl": ttl.String(), "identity-min-ttl": "1s"})
+	r := start(t, map[string]string{"dev": "false", "trust-domain": domain, "identity-ttl": ttl.String(), "identity-min-ttl": "1s"})
 	begun := time.Now()
 	seen := map[string]bool{}
 	until(t, "five SVIDs", func() bool {
@@ -253,7 +253,7 @@ func TestOwnIdentityRotates(t *testing.T) {
 // TestSecuredStandBy: a host whose store is away and whose identity the store has to
 // know lets nobody in, in plaintext or not, and says at its ops address why.
 func TestSecuredStandBy(t *testing.T) {
-	r := start(t, map[string]string{"dev": "false", "store": "redis://127.0.0.1:1", "http-ops-listen": "127.0.0.1:0", "bootstrap-listen": "127.0.0.1:0"})
+	r := start(t, map[string]string{"dev": "false", "store": "redis://127.0.0.1:1", "http-ops-listen": "127.0.0.1:0"})
 	var where struct{ Ops string }
 	text, err := os.ReadFile(filepath.Join(r.dir, "host.json"))
 	check(t, err)
@@ -300,7 +300,7 @@ func TestClientOutlivesItsCertificates(t *testing.T) {
 	ca := svidtest.NewCA(t, domain)
 	own := filepath.Join(t.TempDir(), "own")
 	ca.Source("/host/h1").Write(t, own)
-	r := start(t, map[string]string{"dev": "false", "identity-dir": own, "trust-domain": domain, "bootstrap-listen": "127.0.0.1:0"})
+	r := start(t, map[string]string{"dev": "false", "identity-dir": own, "trust-domain": domain})
 	admin := donav1.NewControlPlaneClient(r.as(ca.Source("/admin/ann")))
 	id := &renewed{ca: ca, path: "/svc/web", life: 4 * time.Second}
 	client, err := dona.Dial(t.Context(), r.grpc, dona.WithIdentity(id), dona.WithoutCache(), dona.WithCaller("web", ""))
