@@ -73,7 +73,7 @@ func (h *Host) issueIdentity(ctx context.Context) error {
 	if !h.secured() || h.identity != nil {
 		return nil
 	}
-	own, err := newOwn(ctx, h.issuer, h.id, h.log.Named("identity"))
+	own, err := newOwn(ctx, h.issuer, h.ownDurability(), h.log.Named("identity"))
 	if err != nil {
 		return fmt.Errorf("the host's own identity: %w", err)
 	}

@@ -30,6 +30,7 @@ import (
 	"github.com/dodona-project/dodona/host"
 	"github.com/dodona-project/dodona/host/config"
 	"github.com/dodona-project/dodona/host/store"
+	"github.com/dodona-project/dodona/host/store/redis/redistest"
 	donav1 "github.com/dodona-project/dodona/proto/dona/v1"
 	"github.com/dodona-project/dodona/sdk/dona"
 	"github.com/dodona-project/dodona/sdk/dona/svidtest"
@@ -227,11 +228,18 @@ func TestPlaintextInWords(t *testing.T) {
 // TestOwnIdentityRotates: a host that issues its own SVID shows a new one well before
 // the last one ends, and no more often than that takes.
 func TestOwnIdentityRotates(t *testing.T) {
-	const ttl = 3 * time.Second
+	const ttl = 8 * time.Second
 	r := start(t, map[string]string{"dev": "false", "trust-domain": domain, "identity-ttl": ttl.String(), "identity-min-ttl": "1s"})
+	rotates(t, r, ttl)
+}
+
+// rotates demands three SVIDs of a host, none of which had ended when it was asked.
+func rotates(t *testing.T, r *running, ttl time.Duration) {
+	t.Helper()
 	begun := time.Now()
 	seen := map[string]bool{}
-	until(t, "five SVIDs", func() bool {
+	until(t, "three SVIDs", func() bool {
+		asked := time.Now()
 		conn, err := tls.Dial("tcp", r.grpc, &tls.Config{InsecureSkipVerify: true, NextProtos: []string{"h2"}}) // it only looks
 		if err != nil {
 			t.Logf("no look: %v", err)
@@ -239,15 +247,35 @@ func TestOwnIdentityRotates(t *testing.T) {
 		}
 		defer func() { _ = conn.Close() }()
 		leaf := conn.ConnectionState().PeerCertificates[0]
-		if !time.Now().Before(leaf.NotAfter) {
-			t.Fatal("the host shows an SVID that has ended")
+		if !asked.Before(leaf.NotAfter) {
+			t.Fatalf("asked at %s, the host shows an SVID that ended at %s", asked.UTC(), leaf.NotAfter)
 		}
 		seen[leaf.SerialNumber.String()] = true
-		return len(seen) == 5
+		return len(seen) == 3
 	})
-	if took := time.Since(begun); took < ttl {
-		t.Errorf("five SVIDs of %s within %s", ttl, took)
+	took := time.Since(begun)
+	t.Logf("three SVIDs of %s within %s", ttl, took)
+	if took < ttl/2 { // two renewals
+		t.Error("that is too often")
 	}
+}
+
+// TestSecuredWithAReplicaDown: a host that issues its own SVID starts and renews it also
+// while hard writes are refused.
+func TestSecuredWithAReplicaDown(t *testing.T) {
+	const ttl = 8 * time.Second
+	master := redistest.Start(t, redistest.Safe...)
+	replica := redistest.Start(t, append([]string{"replicaof", "127.0.0.1 " + master.Port()}, redistest.Safe...)...)
+	(&redistest.Group{}).AwaitReplicas(t, master, 1)
+	flags := map[string]string{"dev": "false", "trust-domain": domain, "store": "redis://" + master.Addr, "redis-replicas": "1",
+		"data-dir": filepath.Join(t.TempDir(), "data"), "identity-ttl": ttl.String(), "identity-min-ttl": "1s", "http-ops-listen": "127.0.0.1:0"}
+	first := start(t, flags)
+	check(t, first.stop())
+	replica.Kill()
+	r := start(t, flags)
+	rotates(t, r, ttl)
+	replica.Restart()
+	check(t, r.stop())
 }
 
 // TestSecuredStandBy: a host whose store is away and whose identity the store has to
