@@ -35,8 +35,10 @@ const operatorTTL = 24 * time.Hour
 
 // IssueOperator opens the store of a host that does not run, makes the authority of
 // its trust domain if it has none, and issues the identity of an operator, which is on
-// record like any other. A store that is in use is refused with store.ErrRefused.
-func IssueOperator(ctx context.Context, c *config.Config, name string, log hclog.Logger) (o *Operator, err error) {
+// record like any other. With newAuthority another authority first takes the place of the
+// one that there is, whose key may be lost. A store that is in use is refused with
+// store.ErrRefused.
+func IssueOperator(ctx context.Context, c *config.Config, name string, newAuthority bool, log hclog.Logger) (o *Operator, err error) {
 	lasting := *c
 	lasting.SVIDTTL = operatorTTL
 	h := &Host{config: &lasting, log: log, ledger: audit.New(c.TrustDomain), metrics: prometheus.NewRegistry()}
@@ -50,7 +52,11 @@ func IssueOperator(ctx context.Context, c *config.Config, name string, log hclog
 	if err := h.claim(ctx); err != nil {
 		return nil, err
 	}
-	if err := h.openIssuer(ctx); err != nil {
+	replacedBy := ""
+	if newAuthority {
+		replacedBy = InitActor
+	}
+	if err := h.openIssuer(ctx, replacedBy); err != nil {
 		return nil, err
 	}
 	if h.issuer == nil {

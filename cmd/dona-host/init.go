@@ -37,6 +37,10 @@ func prepare(verb string, args []string, stdout, stderr io.Writer) int {
 	if verb == "init" {
 		flags.StringVar(&domain, "trust-domain", config.Defaults().TrustDomain, "")
 	}
+	newAuthority := false
+	if verb == "operator" {
+		flags.BoolVar(&newAuthority, "new-authority", false, "")
+	}
 	name := flags.String("name", defaultOperator, "")
 	dir, err := "", error(nil)
 	if len(args) > 0 && (args[0] == "" || args[0][0] != '-') { // the directory may come before the flags, or after
@@ -67,7 +71,7 @@ func prepare(verb string, args []string, stdout, stderr io.Writer) int {
 		if verb == "init" {
 			err = initialise(dir, domain, *name, stdout, stderr)
 		} else {
-			err = operator(dir, *name, stdout, stderr)
+			err = operator(dir, *name, newAuthority, stdout, stderr)
 		}
 	}
 	var wrong *config.Error
@@ -90,7 +94,10 @@ func prepareUsage(verb string, w io.Writer) {
 It works while the host does not run; a host that runs gives one for a token, which
 another operator makes: dona svid token create --path admin/NAME.
 
-  --name NAME   of the operator (%s)
+  --name NAME       of the operator (%s)
+  --new-authority   first put another authority into the place of the one there is, when
+                    its key is lost or it has ended: the one of identity.ca_cert, or a new
+                    one. Who has an SVID needs a token then, and a new one
 `, defaultOperator)
 		return
 	}
@@ -138,7 +145,7 @@ http:
 	if err := datadir.WriteFile(filepath.Join(dir, configFile), []byte(text)); err != nil {
 		return err
 	}
-	o, err := issue(dir, name, stderr)
+	o, err := issue(dir, name, false, stderr)
 	if err != nil {
 		return err
 	}
@@ -162,23 +169,26 @@ identity.ttl says otherwise. Once it has expired, stop the host and run dona-hos
 }
 
 // operator renews the identity of an operator.
-func operator(dir, name string, stdout, stderr io.Writer) error {
-	o, err := issue(dir, name, stderr)
+func operator(dir, name string, newAuthority bool, stdout, stderr io.Writer) error {
+	o, err := issue(dir, name, newAuthority, stderr)
 	if err != nil {
 		return err
+	}
+	if newAuthority {
+		_, _ = fmt.Fprintln(stdout, "another authority signs from now on; hosts and operators and workloads that know the one before alone do not trust it: give each a new SVID, and hosts that share the store its key")
 	}
 	_, _ = fmt.Fprintf(stdout, "%s has the identity %s, valid for a day\n", filepath.Join(dir, adminFolder, name), o.ID)
 	return nil
 }
 
 // issue has the host in dir issue an operator's identity, and writes it there.
-func issue(dir, name string, stderr io.Writer) (*host.Operator, error) {
+func issue(dir, name string, newAuthority bool, stderr io.Writer) (*host.Operator, error) {
 	c, err := config.Load(filepath.Join(dir, configFile), nil, nil)
 	if err != nil {
 		return nil, err
 	}
 	log := hclog.New(&hclog.LoggerOptions{Name: "dona-host", Level: hclog.Warn, Output: stderr})
-	o, err := host.IssueOperator(context.Background(), c, name, log)
+	o, err := host.IssueOperator(context.Background(), c, name, newAuthority, log)
 	if err != nil {
 		return nil, err
 	}

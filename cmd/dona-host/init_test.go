@@ -337,3 +337,45 @@ func TestInit(t *testing.T) {
 		t.Error("the search does not find what has to be there")
 	}
 }
+
+// TestNewAuthority: a host whose authority's key is lost has another one made, with an
+// operator that it knows.
+func TestNewAuthority(t *testing.T) {
+	dir, p := secure(t)
+	name, err := binary()
+	if err != nil {
+		t.Fatal(err)
+	}
+	files, err := filepath.Glob(filepath.Join(dir, "data", "ca", "*.pem"))
+	if err != nil || len(files) != 1 {
+		t.Fatalf("%v, %v", files, err)
+	}
+	if err := os.Remove(files[0]); err != nil {
+		t.Fatal(err)
+	}
+	if code, said := p.refuse(); code != exitRefused || !strings.Contains(said, "--new-authority") {
+		t.Errorf("without the key it ends with %d: %s", code, said)
+	}
+	if out, code := tool(t, nil, name, "operator", dir, "--name", "ann"); code != exitRefused || !strings.Contains(out, "--new-authority") {
+		t.Errorf("an operator alone: %d: %s", code, out)
+	}
+	if out, code := tool(t, nil, name, "init", filepath.Join(dir, "x"), "--new-authority"); code != exitUsage {
+		t.Errorf("of a host that is not there yet: %d: %s", code, out)
+	}
+	if out, code := tool(t, nil, name, "operator", dir, "--new-authority", "--name", "ann"); code != exitOK || !strings.Contains(out, "another authority signs") {
+		t.Fatalf("%d: %s", code, out)
+	}
+	p.start()
+	var ann [3][]byte
+	for i, file := range []string{"cert.pem", "key.pem", "bundle.pem"} {
+		if ann[i], err = os.ReadFile(filepath.Join(dir, "admin", "ann", file)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	conn := p.as(parsed(t, ann[0], ann[1], ann[2]))
+	h, err := donav1.NewHostAdminClient(conn).GetHost(t.Context(), &donav1.GetHostRequest{})
+	if err != nil || h.GetCa().GetActiveKeyId() == "" || h.GetCa().GetOldKeyId() == "" {
+		t.Errorf("the host says %v, %v", h.GetCa(), err)
+	}
+	issueFor(t, conn, p.args[1], "web")
+}

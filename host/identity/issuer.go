@@ -39,6 +39,7 @@ type Options struct {
 	TTL         time.Duration // of an SVID
 	MinTTL      time.Duration // an SVID that would have less left is refused
 	HostKeys    bool          // makes keys for workloads that send no request for a certificate
+	ReplacedBy  string        // actor on whose behalf another authority takes the active one's place now; empty: none does
 	Dev         bool          // a host with another authority than its store's serves on, without issuing
 	Logger      hclog.Logger
 	Wall        func() time.Time // what certificates are judged by; nil = time.Now
