@@ -22,7 +22,7 @@ import (
 // its work; when not, each reason on a line).
 func (h *Host) newHTTP() *http.Server {
 	mux := http.NewServeMux()
-	mux.Handle("GET /metrics", known(promhttp.HandlerFor(h.metrics, promhttp.HandlerOpts{Registry: h.metrics})))
+	mux.Handle("GET /metrics", known(h.identity, promhttp.HandlerFor(h.metrics, promhttp.HandlerOpts{Registry: h.metrics})))
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { _, _ = fmt.Fprintln(w, "ok") })
 	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, _ *http.Request) {
 		if reasons := h.notReady(); len(reasons) > 0 {

@@ -9,6 +9,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"net/http/httptrace"
 	"os"
 	"path/filepath"
 	"strings"
@@ -173,6 +174,52 @@ func TestSecuredHost(t *testing.T) {
 	if _, err := os.Stat(socket); err == nil {
 		t.Error("the debug socket is left behind")
 	}
+}
+
+// TestMetricsOutliveNoCertificate: who keeps a connection is let in no longer than its
+// certificate lasts.
+func TestMetricsOutliveNoCertificate(t *testing.T) {
+	ca := svidtest.NewCA(t, domain)
+	own := filepath.Join(t.TempDir(), "own")
+	ca.Source("/host/h1").Write(t, own)
+	r := start(t, map[string]string{"dev": "false", "identity-dir": own, "trust-domain": domain})
+	var svid svidtest.Source
+	var client *http.Client
+	get := func() (code int, reused bool) {
+		ctx := httptrace.WithClientTrace(t.Context(), &httptrace.ClientTrace{GotConn: func(i httptrace.GotConnInfo) { reused = i.Reused }})
+		req, err := http.NewRequestWithContext(ctx, http.MethodGet, "https://"+r.http+"/metrics", nil)
+		check(t, err)
+		resp, err := client.Do(req)
+		if err != nil {
+			return 0, reused
+		}
+		defer func() { _ = resp.Body.Close() }()
+		_, err = io.Copy(io.Discard, resp.Body)
+		check(t, err)
+		return resp.StatusCode, reused
+	}
+	until(t, "metrics", func() bool { // before it has expired: the machine may stand still
+		svid = ca.Source("/svc/web", svidtest.Lasting(3*time.Second))
+		client = &http.Client{Transport: &http.Transport{TLSClientConfig: clientTLS(svid)}, Timeout: 10 * time.Second}
+		defer client.CloseIdleConnections()
+		code, _ := get()
+		if code != http.StatusOK {
+			return false
+		}
+		for asked := time.Now(); ; asked = time.Now() { // the connection stays in use
+			code, reused := get()
+			switch {
+			case code != http.StatusOK && !reused:
+				return false // it was lost
+			case code == http.StatusUnauthorized:
+				return true
+			case code != http.StatusOK:
+				t.Fatalf("it answers %d", code)
+			case !asked.Before(svid.Certificates[0].NotAfter):
+				t.Fatalf("it lets in whose certificate ended at %s", svid.Certificates[0].NotAfter)
+			}
+		}
+	})
 }
 
 func metricsOf(t *testing.T, address string) string {
