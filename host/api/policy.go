@@ -40,9 +40,10 @@ type Rule struct {
 type Class int
 
 const (
-	Ordinary Class = iota // a stream until 80 % of the memory limit, a call until 90 %
-	Control               // until 95 %: what operators do, and what has to be on record
-	Vital                 // always: heartbeats, liveness
+	Outcomes Class = iota - 1 // until 90 % of the memory limit, but each second one only from 80 % on
+	Ordinary                  // a stream until 80 %, a call until 90 %
+	Control                   // until 95 %: what operators do, and what has to be on record
+	Vital                     // always: heartbeats, liveness
 )
 
 // unaryCap bounds a unary call whose rule says nothing else.
@@ -98,7 +99,7 @@ func whole() Rule {
 var Policy = map[string]Rule{
 	donav1.ControlPlane_RegisterEndpoint_FullMethodName: {Roles: workloads, Object: "service", MaxBytes: smallMessage, Rate: 500, Burst: 2000, Class: Vital},
 	donav1.ControlPlane_WatchConfig_FullMethodName:      {Roles: []Role{Workload, Admin}, Object: "caller_service", MaxBytes: smallMessage, Rate: 2000, Burst: 10_000},
-	donav1.ControlPlane_ReportStats_FullMethodName:      {Roles: workloads, Object: "calls[].caller_service", MaxBytes: statsMessage, Rate: 2000, Burst: 4000},
+	donav1.ControlPlane_ReportStats_FullMethodName:      {Roles: workloads, Object: "calls[].caller_service", MaxBytes: statsMessage, Rate: 2000, Burst: 4000, Class: Outcomes},
 
 	donav1.ControlPlane_SetFlag_FullMethodName:          admin(),
 	donav1.ControlPlane_StartRollout_FullMethodName:     admin(),
