@@ -7,8 +7,11 @@ import (
 	"flag"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"path/filepath"
+	"strings"
+	"unicode"
 
 	"github.com/hashicorp/go-hclog"
 
@@ -61,6 +64,8 @@ func prepare(verb string, args []string, stdout, stderr io.Writer) int {
 	case err == nil:
 		if wrong := limits.Name(*name); wrong != nil {
 			err = fmt.Errorf("--name %w", wrong)
+		} else if verb == "init" {
+			err = checkDomain(domain)
 		}
 	}
 	if err != nil {
@@ -88,6 +93,26 @@ func prepare(verb string, args []string, stdout, stderr io.Writer) int {
 	return exitFailed
 }
 
+// checkDomain refuses a trust domain that the configuration would, before anything is made.
+func checkDomain(domain string) error {
+	_, err := config.Load("", nil, map[string]string{"trust-domain": domain})
+	var wrong *config.Error
+	if errors.As(err, &wrong) && len(wrong.Problems) > 0 {
+		return fmt.Errorf("--trust-domain %s", wrong.Problems[0].Text)
+	}
+	return err
+}
+
+// quoted is a path as a shell takes it.
+func quoted(path string) string {
+	for _, c := range path {
+		if !strings.ContainsRune("/._-+@%=:,", c) && !unicode.IsLetter(c) && !unicode.IsDigit(c) {
+			return "'" + strings.ReplaceAll(path, "'", `'\''`) + "'"
+		}
+	}
+	return path
+}
+
 func prepareUsage(verb string, w io.Writer) {
 	if verb == "operator" {
 		_, _ = fmt.Fprintf(w, `dona-host operator DIR gives an operator of the host in DIR a fresh identity, for a day.
@@ -111,6 +136,8 @@ the authority of its trust domain, the identity of its operator, and %s.
 
 // initialise makes all of a secured setup, or nothing.
 func initialise(dir, domain, name string, stdout, stderr io.Writer) (err error) {
+	_, err = os.Lstat(dir)
+	fresh := errors.Is(err, fs.ErrNotExist)
 	if err := datadir.Prepare(dir); err != nil {
 		return err
 	}
@@ -125,6 +152,9 @@ func initialise(dir, domain, name string, stdout, stderr io.Writer) (err error) 
 		if err != nil { // nothing of it was there before
 			for _, made := range []string{configFile, dataFolder, adminFolder} {
 				err = errors.Join(err, os.RemoveAll(filepath.Join(dir, made)))
+			}
+			if fresh {
+				err = errors.Join(err, os.Remove(dir))
 			}
 		}
 	}()
@@ -155,16 +185,17 @@ http:
   %[4]s/%[5]s: the identity %[6]s, valid for a day
 
 Now start the host:
-  dona-host --config %[1]s/%[2]s
+  dona-host --config %[7]s
 
 and in another terminal, be its operator:
-  export DONA_IDENTITY=%[1]s/%[4]s/%[5]s
+  export DONA_IDENTITY=%[8]s
   dona services
   dona svid token create --service checkout     (lets a workload have its identity)
 
 dona svid renew replaces the identity by its next one, for an hour at a time unless
-identity.ttl says otherwise. Once it has expired, stop the host and run dona-host operator %[1]s --name %[5]s.
-`, dir, configFile, dataFolder, adminFolder, name, o.ID)
+identity.ttl says otherwise. Once it has expired, stop the host and run dona-host operator %[9]s --name %[5]s.
+`, dir, configFile, dataFolder, adminFolder, name, o.ID,
+		quoted(filepath.Join(dir, configFile)), quoted(filepath.Join(dir, adminFolder, name)), quoted(dir))
 	return nil
 }
 

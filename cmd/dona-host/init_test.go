@@ -379,3 +379,34 @@ func TestNewAuthority(t *testing.T) {
 	}
 	issueFor(t, conn, p.args[1], "web")
 }
+
+// TestInitBadInput: what is refused leaves nothing behind, and what is made says how to
+// go on in words that a shell takes.
+func TestInitBadInput(t *testing.T) {
+	name, err := binary()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, args := range [][]string{
+		{"--trust-domain", "Prod.Example"}, {"--trust-domain", "../x"}, {"--trust-domain", ""}, {"--name", "../../x"}, {"--name", ""}, {"extra"}, {"--new-authority"},
+	} {
+		dir := filepath.Join(t.TempDir(), "new")
+		out, code := tool(t, nil, name, append([]string{"init", dir}, args...)...)
+		if code != exitUsage || !strings.Contains(out, strings.TrimPrefix(args[0], "--")) {
+			t.Errorf("init %q ends with %d: %s", args, code, out)
+		}
+		if _, err := os.Lstat(dir); err == nil {
+			t.Errorf("init %q has made its directory", args)
+		}
+	}
+	dir := filepath.Join(t.TempDir(), "it's new")
+	out, code := tool(t, nil, name, "init", dir)
+	if code != exitOK {
+		t.Fatalf("%d: %s", code, out)
+	}
+	_, rest, _ := strings.Cut(out, "export DONA_IDENTITY=")
+	path, _, _ := strings.Cut(rest, "\n")
+	if said, err := exec.Command("sh", "-c", "cd "+path+" && ls").CombinedOutput(); err != nil || !strings.Contains(string(said), "cert.pem") {
+		t.Errorf("%s: %v\n%s", path, err, said)
+	}
+}
