@@ -1,6 +1,7 @@
 package rollout
 
 import (
+	"bytes"
 	"context"
 	"crypto/rand"
 	"encoding/base32"
@@ -10,6 +11,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	donav1 "github.com/dodona-project/dodona/proto/dona/v1"
@@ -295,11 +297,29 @@ func startEntry(id string, req *donav1.StartRolloutRequest, actor string) audit.
 
 var idEncoding = base32.NewEncoding("0123456789abcdefghjkmnpqrstvwxyz").WithPadding(base32.NoPadding)
 
+// lastID is the id that was made last, without its letter.
+var lastID struct {
+	mu sync.Mutex
+	b  [15]byte
+}
+
 // NewID makes an id that sorts by time: a letter for what it names, then 48 bits
-// of milliseconds and 72 random bits in base 32.
+// of milliseconds and 72 random bits in base 32. Of one process, those of one
+// millisecond sort in the order in which they were made. Safe for concurrent use.
 func NewID(letter string, now time.Time) string {
 	var b [15]byte
 	binary.BigEndian.PutUint64(b[:8], uint64(now.UnixMilli())<<16)
 	rand.Read(b[6:])
+	lastID.mu.Lock()
+	defer lastID.mu.Unlock()
+	if bytes.Equal(b[:6], lastID.b[:6]) && bytes.Compare(b[:], lastID.b[:]) <= 0 {
+		b = lastID.b
+		for i := len(b) - 1; i >= 0; i-- {
+			if b[i]++; b[i] != 0 {
+				break
+			}
+		}
+	}
+	lastID.b = b
 	return letter + idEncoding.EncodeToString(b[:])
 }
