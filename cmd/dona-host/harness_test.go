@@ -240,17 +240,21 @@ func (p *process) dial() *grpc.ClientConn {
 	return conn
 }
 
+// patience is how long is waited for what has to happen: the tests of this package run
+// beside one another, and others beside them.
+const patience = 3 * time.Minute
+
 func until(t *testing.T, what string, ok func() bool) {
 	t.Helper()
 	tick := time.NewTicker(10 * time.Millisecond)
 	defer tick.Stop()
-	late := time.NewTimer(60 * time.Second)
+	late := time.NewTimer(patience)
 	defer late.Stop()
 	for !ok() {
 		select {
 		case <-tick.C:
 		case <-late.C:
-			t.Fatalf("waited 60 s for %s", what)
+			t.Fatalf("waited %s for %s", patience, what)
 		}
 	}
 }
