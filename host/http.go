@@ -98,6 +98,9 @@ func (a *alarms) add(line string) {
 // alarmList is what is wrong with this host's state, for its status.
 func (h *Host) alarmList() []string {
 	lines := slices.Concat(h.ledger.Damaged(), h.alarms.list(), h.feeds.Alarms(), h.checks.Alarms())
+	if h.issuer != nil {
+		lines = append(h.issuer.Alarms(), lines...)
+	}
 	return lines[:min(len(lines), maxAlarms)]
 }
 

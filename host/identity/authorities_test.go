@@ -122,6 +122,9 @@ func TestOtherAuthority(t *testing.T) {
 
 	moved.Dev = true
 	i := open(t, moved)
+	if a := i.Alarms(); len(a) != 1 || !strings.Contains(a[0], "the key of the authority") {
+		t.Errorf("the alarms are %q", a)
+	}
 	_, err = i.Renew(t.Context(), alice, identity.Request{CSR: plain(t)})
 	wantRefusal(t, err, refusal.Unavailable)
 
@@ -229,7 +232,13 @@ func TestMinTTL(t *testing.T) {
 	o.Wall = func() time.Time { return wall }
 	i := open(t, o)
 	end := i.Bundle()[0].NotAfter
+	if a := i.Alarms(); len(a) != 0 {
+		t.Errorf("ten years before its end the alarms are %q", a)
+	}
 	wall = end.Add(-identity.Margin - o.MinTTL)
+	if a := i.Alarms(); len(a) != 1 || !strings.Contains(a[0], "ends at "+end.UTC().Format(time.RFC3339)) {
+		t.Errorf("the alarms are %q", a)
+	}
 	if s := renew(t, i); !s.Expires.Equal(end.Add(-identity.Margin)) {
 		t.Errorf("it ends %s, the authority %s", s.Expires, end)
 	}

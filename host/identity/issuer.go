@@ -87,6 +87,22 @@ func (i *Issuer) TrustDomain() string { return i.o.TrustDomain }
 // Bundle is what SVIDs of the trust domain are verified with now. Not to be changed.
 func (i *Issuer) Bundle() []*x509.Certificate { return i.now.Load().bundle }
 
+// soonEnds is how long before an authority's end its operator is told.
+const soonEnds = 30 * 24 * time.Hour
+
+// Alarms are what an operator has to do for identities to be issued here, now and in a
+// month.
+func (i *Issuer) Alarms() []string {
+	v := i.now.Load()
+	if v.signer == nil {
+		return []string{fmt.Sprintf("no identities are issued here: the key of the authority %s is not in %s; copy it from a host that has it", v.activeID, i.keys.path)}
+	}
+	if end := v.signer.Certificate.NotAfter; i.o.Wall().After(end.Add(-soonEnds)) {
+		return []string{fmt.Sprintf("the authority %s ends at %s, and all SVIDs before it: put another in its place, with dona svid ca", v.activeID, end.UTC().Format(time.RFC3339))}
+	}
+	return nil
+}
+
 // A Request asks for an SVID.
 type Request struct {
 	Service string // its identity; or Path; neither: the one that the token, or the caller, has
