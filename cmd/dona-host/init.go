@@ -40,11 +40,13 @@ func prepare(verb string, args []string, stdout, stderr io.Writer) int {
 	if verb == "init" {
 		flags.StringVar(&domain, "trust-domain", config.Defaults().TrustDomain, "")
 	}
-	newAuthority := false
+	var req host.OperatorRequest
 	if verb == "operator" {
-		flags.BoolVar(&newAuthority, "new-authority", false, "")
+		flags.BoolVar(&req.NewAuthority, "new-authority", false, "")
+		flags.BoolVar(&req.NewAttestation, "new-attestation-key", false, "")
 	}
-	name := flags.String("name", defaultOperator, "")
+	name := &req.Name
+	flags.StringVar(name, "name", defaultOperator, "")
 	dir, err := "", error(nil)
 	if len(args) > 0 && (args[0] == "" || args[0][0] != '-') { // the directory may come before the flags, or after
 		dir, args = args[0], args[1:]
@@ -76,7 +78,7 @@ func prepare(verb string, args []string, stdout, stderr io.Writer) int {
 		if verb == "init" {
 			err = initialise(dir, domain, *name, stdout, stderr)
 		} else {
-			err = operator(dir, *name, newAuthority, stdout, stderr)
+			err = operator(dir, req, stdout, stderr)
 		}
 	}
 	var wrong *config.Error
@@ -123,6 +125,10 @@ another operator makes: dona svid token create --path admin/NAME.
   --new-authority   first put another authority into the place of the one there is, when
                     its key is lost or it has ended: the one of identity.ca_cert, or a new
                     one. Who has an SVID needs a token then, and a new one
+  --new-attestation-key
+                    forget the attestation key, which is lost, and have the next start
+                    take the one of audit.key_file, or make one. Who verifies has to be
+                    given its public half
 `, defaultOperator)
 		return
 	}
@@ -175,7 +181,7 @@ http:
 	if err := datadir.WriteFile(filepath.Join(dir, configFile), []byte(text)); err != nil {
 		return err
 	}
-	o, err := issue(dir, name, false, stderr)
+	o, err := issue(dir, host.OperatorRequest{Name: name}, stderr)
 	if err != nil {
 		return err
 	}
@@ -200,30 +206,30 @@ identity.ttl says otherwise. Once it has expired, stop the host and run dona-hos
 }
 
 // operator renews the identity of an operator.
-func operator(dir, name string, newAuthority bool, stdout, stderr io.Writer) error {
-	o, err := issue(dir, name, newAuthority, stderr)
+func operator(dir string, req host.OperatorRequest, stdout, stderr io.Writer) error {
+	o, err := issue(dir, req, stderr)
 	if err != nil {
 		return err
 	}
-	if newAuthority {
+	if req.NewAuthority {
 		_, _ = fmt.Fprintln(stdout, "another authority signs from now on; hosts and operators and workloads that know the one before alone do not trust it: give each a new SVID, and hosts that share the store its key")
 	}
-	_, _ = fmt.Fprintf(stdout, "%s has the identity %s, valid for a day\n", filepath.Join(dir, adminFolder, name), o.ID)
+	_, _ = fmt.Fprintf(stdout, "%s has the identity %s, valid for a day\n", filepath.Join(dir, adminFolder, req.Name), o.ID)
 	return nil
 }
 
 // issue has the host in dir issue an operator's identity, and writes it there.
-func issue(dir, name string, newAuthority bool, stderr io.Writer) (*host.Operator, error) {
+func issue(dir string, req host.OperatorRequest, stderr io.Writer) (*host.Operator, error) {
 	c, err := config.Load(filepath.Join(dir, configFile), nil, nil)
 	if err != nil {
 		return nil, err
 	}
 	log := hclog.New(&hclog.LoggerOptions{Name: "dona-host", Level: hclog.Warn, Output: stderr})
-	o, err := host.IssueOperator(context.Background(), c, name, newAuthority, log)
+	o, err := host.IssueOperator(context.Background(), c, req, log)
 	if err != nil {
 		return nil, err
 	}
-	at := filepath.Join(dir, adminFolder, name)
+	at := filepath.Join(dir, adminFolder, req.Name)
 	if err := os.MkdirAll(at, 0o700); err != nil {
 		return nil, err
 	}

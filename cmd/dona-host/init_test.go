@@ -32,6 +32,8 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
 
+	"github.com/dodona-project/dodona/host/audit"
+	"github.com/dodona-project/dodona/host/store"
 	donav1 "github.com/dodona-project/dodona/proto/dona/v1"
 	"github.com/dodona-project/dodona/sdk/dona"
 )
@@ -409,4 +411,68 @@ func TestInitBadInput(t *testing.T) {
 	if said, err := exec.Command("sh", "-c", "cd "+path+" && ls").CombinedOutput(); err != nil || !strings.Contains(string(said), "cert.pem") {
 		t.Errorf("%s: %v\n%s", path, err, said)
 	}
+}
+
+// TestNewAttestationKey: a host whose attestation key is lost has another one made, on
+// record, and whoever verifies has to be given it.
+func TestNewAttestationKey(t *testing.T) {
+	dir, p := secure(t)
+	name, err := binary()
+	if err != nil {
+		t.Fatal(err)
+	}
+	cli := filepath.Join(t.TempDir(), "dona")
+	if out, err := exec.Command("go", "build", "-o", cli, "../dona").CombinedOutput(); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	memory, env := filepath.Join(t.TempDir(), "seen.json"), []string{"DONA_IDENTITY=" + filepath.Join(dir, "admin", "ann"), "DONA_HOST=" + p.grpc}
+	verify := func(key string) (out string, code int) {
+		reports := filepath.Join(t.TempDir(), "reports")
+		if out, code := tool(t, env, cli, "attest", "fetch", "@host", "--out", reports); code != 0 {
+			t.Fatalf("fetch ends with %d: %s", code, out)
+		}
+		args := []string{"attest", "verify", reports, "--memory", memory}
+		if key != "" {
+			args = append(args, "--key", key)
+		}
+		return tool(t, env, cli, args...)
+	}
+	public := filepath.Join(dir, "data", "attestation.pem")
+	p.start()
+	until(t, "the store to know the key", func() bool { return strings.Contains(p.log.String(), "made the attestation key") })
+	if out, code := verify(public); code != 0 {
+		t.Fatalf("%d: %s", code, out)
+	}
+	p.signal(syscall.SIGTERM)
+	if err := os.Remove(filepath.Join(dir, "data", "attestation.key")); err != nil {
+		t.Fatal(err)
+	}
+	if code, said := p.refuse(); code != exitRefused || !strings.Contains(said, "--new-attestation-key") {
+		t.Errorf("without the key it ends with %d: %s", code, said)
+	}
+	if out, code := tool(t, nil, name, "operator", dir, "--new-attestation-key", "--name", "ann"); code != exitOK {
+		t.Fatalf("%d: %s", code, out)
+	}
+	p.start()
+	if out, code := verify(""); code != 5 || !strings.Contains(out, "signer") {
+		t.Errorf("with the key from before: %d: %s", code, out)
+	}
+	if out, code := verify(public); code != 0 || !strings.Contains(out, "which was seen before") {
+		t.Errorf("with the new key: %d: %s", code, out)
+	}
+	p.kill()
+	p.look = nil
+	inspect(t, p.dir, func(tx store.ReadTx, log *audit.Log) {
+		lines, err := tx.ReadLog("audit/@host", 1, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		found := false
+		for _, l := range lines {
+			found = found || bytes.Contains(l.Payload, []byte("another attestation key takes the place of sha256:"))
+		}
+		if !found {
+			t.Error("it is not on record")
+		}
+	})
 }
