@@ -133,7 +133,9 @@ var Policy = map[string]Rule{
 	donav1.HostAdmin_RevokeToken_FullMethodName:    admin(),
 	donav1.HostAdmin_RolloverCA_FullMethodName:     admin(),
 
-	donav1.Identity_IssueSvid_FullMethodName: {Roles: []Role{Workload, Worker, Checker, Admin, Host}, Object: "service or path", MaxBytes: bootstrapMessage, Rate: 1, Burst: 60, Class: Control},
+	// All instances of a service are one identity: 10,000 of them renew SVIDs of an hour
+	// 5.6 times a second, and some of them start at once.
+	donav1.Identity_IssueSvid_FullMethodName: {Roles: []Role{Workload, Worker, Checker, Admin, Host}, Object: "service or path", MaxBytes: bootstrapMessage, Rate: 10, Burst: 600, Class: Control},
 
 	grpc_health_v1.Health_Check_FullMethodName: liveness(),
 	grpc_health_v1.Health_Watch_FullMethodName: liveness(),

@@ -23,6 +23,7 @@ import (
 
 	"github.com/dodona-project/dodona/host/api"
 	"github.com/dodona-project/dodona/host/identity"
+	"github.com/dodona-project/dodona/host/limits"
 	"github.com/dodona-project/dodona/sdk/dona"
 	sdkidentity "github.com/dodona-project/dodona/sdk/dona/identity"
 )
@@ -356,4 +357,13 @@ func TestStreamsOutliveRotations(t *testing.T) {
 	}
 	cancel()
 	readers.Wait()
+}
+
+// TestFleetRenews: a service of ten thousand instances, all of one identity, renews its
+// SVIDs of an hour within the rate that one identity has.
+func TestFleetRenews(t *testing.T) {
+	const instances, ttl = limits.EndpointsPerService, time.Hour
+	if rule := api.Policy[donav1.Identity_IssueSvid_FullMethodName]; rule.Rate < instances/(ttl/2).Seconds() {
+		t.Errorf("%g a second, and %d instances renew %g times a second", rule.Rate, instances, instances/(ttl/2).Seconds())
+	}
 }
