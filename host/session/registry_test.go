@@ -12,6 +12,7 @@ import (
 
 	donav1 "github.com/dodona-project/dodona/proto/dona/v1"
 	statev1 "github.com/dodona-project/dodona/proto/state/v1"
+	"github.com/prometheus/client_golang/prometheus"
 	"google.golang.org/protobuf/proto"
 
 	"github.com/dodona-project/dodona/host/refusal"
@@ -66,14 +67,15 @@ type rig struct {
 	plane *endpoints
 	reg   *session.Registry
 	stop  func()
+	told  *prometheus.Registry // of its metrics
 }
 
 func newRig(t *testing.T, st store.Store) *rig {
 	t.Helper()
-	r := &rig{T: t, store: st, plane: &endpoints{}}
+	r := &rig{T: t, store: st, plane: &endpoints{}, told: prometheus.NewRegistry()}
 	var err error
 	r.reg, err = session.New(session.Options{
-		Store: st, Plane: r.plane, PlaneName: "service", Host: "a", Heartbeat: beat, Restart: wait,
+		Store: st, Plane: r.plane, PlaneName: "service", Host: "a", Heartbeat: beat, Restart: wait, Registerer: r.told,
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -115,6 +117,29 @@ func (r *rig) registerMany(n int) []*session.Stream {
 		all = append(all, r.register(fmt.Sprintf("e%02d", i)))
 	}
 	return all
+}
+
+// ended is the metric of the leases that ended, by reason.
+func (r *rig) ended() map[session.Reason]float64 {
+	r.Helper()
+	families, err := r.told.Gather()
+	if err != nil {
+		r.Fatal(err)
+	}
+	out := map[session.Reason]float64{}
+	for _, f := range families {
+		if f.GetName() != "dona_session_leases_ended_total" {
+			continue
+		}
+		for _, m := range f.GetMetric() {
+			for _, l := range m.GetLabel() {
+				if l.GetName() == "reason" {
+					out[session.Reason(l.GetValue())] = m.GetCounter().GetValue()
+				}
+			}
+		}
+	}
+	return out
 }
 
 func (r *rig) beat(streams ...*session.Stream) {
@@ -285,6 +310,9 @@ func TestEndings(t *testing.T) {
 					if r.gone("a") != tc.reason {
 						t.Errorf("went for %q", r.gone("a"))
 					}
+					if got := r.ended(); len(got) != 1 || got[tc.reason] != 1 {
+						t.Errorf("the metric has %v", got)
+					}
 					return
 				}
 				time.Sleep(ttl - time.Millisecond)
@@ -297,6 +325,9 @@ func TestEndings(t *testing.T) {
 				time.Sleep(ttl + beat)
 				synctest.Wait()
 				r.want(0, "when its client stays away")
+				if got := r.ended(); len(got) != 1 || got[session.Expired] != 1 {
+					t.Errorf("the metric has %v", got)
+				}
 			})
 		})
 	}
@@ -399,6 +430,21 @@ func TestUtilizationIsSmoothed(t *testing.T) {
 			}
 			if got := r.lease("a").GetUtilization(); got < step.average-1e-9 || got > step.average+1e-9 {
 				t.Fatalf("after %v: %v, want %v", step.report, got, step.average)
+			}
+		}
+	})
+}
+
+// Load is as of the last beat; a beat that does not speak of capacity leaves it.
+func TestLoadOfABeat(t *testing.T) {
+	bubble(t, func(r *rig) {
+		s := r.register("a")
+		for _, step := range []struct{ inFlight, capacity, want uint32 }{{3, 0, 0}, {4, 50, 50}, {0, 0, 50}, {7, 20, 20}} {
+			if err := s.Beat(r.Context(), session.Report{InFlight: step.inFlight, Capacity: step.capacity}, &donav1.EndpointHeartbeat{}); err != nil {
+				t.Fatal(err)
+			}
+			if l := r.lease("a"); l.GetInFlight() != step.inFlight || l.GetCapacity() != step.want {
+				t.Errorf("after %+v: %d in flight of %d", step, l.GetInFlight(), l.GetCapacity())
 			}
 		}
 	})
