@@ -119,24 +119,26 @@ func (r *rig) registerMany(n int) []*session.Stream {
 	return all
 }
 
-// ended is the metric of the leases that ended, by reason.
-func (r *rig) ended() map[session.Reason]float64 {
+// counted are the values of a metric, by the label that is not the plane.
+func (r *rig) counted(name string) map[string]float64 {
 	r.Helper()
 	families, err := r.told.Gather()
 	if err != nil {
 		r.Fatal(err)
 	}
-	out := map[session.Reason]float64{}
+	out := map[string]float64{}
 	for _, f := range families {
-		if f.GetName() != "dona_session_leases_ended_total" {
+		if f.GetName() != name {
 			continue
 		}
 		for _, m := range f.GetMetric() {
+			key := ""
 			for _, l := range m.GetLabel() {
-				if l.GetName() == "reason" {
-					out[session.Reason(l.GetValue())] = m.GetCounter().GetValue()
+				if l.GetName() != "plane" {
+					key = l.GetValue()
 				}
 			}
+			out[key] = m.GetCounter().GetValue() + m.GetGauge().GetValue()
 		}
 	}
 	return out
@@ -310,7 +312,7 @@ func TestEndings(t *testing.T) {
 					if r.gone("a") != tc.reason {
 						t.Errorf("went for %q", r.gone("a"))
 					}
-					if got := r.ended(); len(got) != 1 || got[tc.reason] != 1 {
+					if got := r.counted("dona_session_leases_ended_total"); len(got) != 1 || got[string(tc.reason)] != 1 {
 						t.Errorf("the metric has %v", got)
 					}
 					return
@@ -325,7 +327,7 @@ func TestEndings(t *testing.T) {
 				time.Sleep(ttl + beat)
 				synctest.Wait()
 				r.want(0, "when its client stays away")
-				if got := r.ended(); len(got) != 1 || got[session.Expired] != 1 {
+				if got := r.counted("dona_session_leases_ended_total"); len(got) != 1 || got[string(session.Expired)] != 1 {
 					t.Errorf("the metric has %v", got)
 				}
 			})
@@ -393,6 +395,9 @@ func TestSequences(t *testing.T) {
 				t.Fatalf("after sequence %d: newest %d, taken %d, want %d and %d", step.sequence, l.GetSequence(), l.GetHeartbeats(), step.newest, step.taken)
 			}
 		}
+		if got, want := r.counted("dona_session_heartbeats_total"), map[string]float64{"renewed": 4, "replayed": 3}; !maps.Equal(got, want) {
+			t.Errorf("the metric has %v, want %v", got, want)
+		}
 		// A replay does not keep a lease alive.
 		for range 8 {
 			time.Sleep(beat / 2)
@@ -415,7 +420,16 @@ func TestHeartbeatFlood(t *testing.T) {
 		if !refusal.Is(err, refusal.Exhausted) {
 			t.Fatalf("%d beats at 100 a second: %v", sent, err)
 		}
+		if got := r.counted("dona_session_heartbeats_total"); got["flood"] != 1 {
+			t.Errorf("the metric has %v", got)
+		}
+		if got := r.counted("dona_session_streams"); got[""] != 1 {
+			t.Errorf("the metric of streams has %v while there is one", got)
+		}
 		r.end(session.Refused, s)
+		if got := r.counted("dona_session_streams"); got[""] != 0 {
+			t.Errorf("the metric of streams has %v when there is none", got)
+		}
 		calm := r.register("b")
 		r.sleep(200*beat, calm)
 	})
