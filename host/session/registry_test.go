@@ -119,7 +119,8 @@ func (r *rig) registerMany(n int) []*session.Stream {
 	return all
 }
 
-// counted are the values of a metric, by the label that is not the plane.
+// counted are the values of a metric but those of 0, by the label that is not the
+// plane.
 func (r *rig) counted(name string) map[string]float64 {
 	r.Helper()
 	families, err := r.told.Gather()
@@ -138,7 +139,9 @@ func (r *rig) counted(name string) map[string]float64 {
 					key = l.GetValue()
 				}
 			}
-			out[key] = m.GetCounter().GetValue() + m.GetGauge().GetValue()
+			if n := m.GetCounter().GetValue() + m.GetGauge().GetValue(); n != 0 {
+				out[key] = n
+			}
 		}
 	}
 	return out
