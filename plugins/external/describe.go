@@ -22,9 +22,10 @@ import (
 
 // Limits of asking files what they are.
 const (
-	describeTime = 2 * time.Second // one file
-	describeAll  = 5 * time.Second // one List
-	describeMost = 64 << 10        // bytes of stdout
+	describeTime = 2 * time.Second  // one file
+	examineTime  = 20 * time.Second // one that somebody installs or pins, who waits for nothing else
+	describeAll  = 5 * time.Second  // one List
+	describeMost = 64 << 10         // bytes of stdout
 	atOnce       = 4
 	// askAgain is how long a file that gave no answer is left in peace, unless
 	// it changes: the machine may have been busy.
@@ -143,7 +144,7 @@ func (d *Dir) describe(ctx context.Context, run plugins.Run, name string, f *fil
 		return "", err
 	}
 	defer program.Close()
-	said, err := describe(ctx, run, plugins.File{Path: f.path, Digest: digest, Source: plugins.SourceFile, Program: program})
+	said, err := describe(ctx, run, plugins.File{Path: f.path, Digest: digest, Source: plugins.SourceFile, Program: program}, describeTime)
 	if err != nil {
 		return "", err
 	}
@@ -158,8 +159,8 @@ func (d *Dir) describe(ctx context.Context, run plugins.Run, name string, f *fil
 }
 
 // describe has a file run with --describe, and returns what it says.
-func describe(ctx context.Context, run plugins.Run, file plugins.File) (*pluginv1.DescribeReply, error) {
-	ctx, cancel := context.WithTimeout(ctx, describeTime)
+func describe(ctx context.Context, run plugins.Run, file plugins.File, within time.Duration) (*pluginv1.DescribeReply, error) {
+	ctx, cancel := context.WithTimeout(ctx, within)
 	defer cancel()
 	file.Args = []string{"--describe"}
 	out, err := run(ctx, file, describeMost)
@@ -172,7 +173,7 @@ func describe(ctx context.Context, run plugins.Run, file plugins.File) (*pluginv
 	case errors.As(err, &refused):
 		return nil, refused
 	case errors.Is(err, context.DeadlineExceeded):
-		return nil, fmt.Errorf("run with --describe it has not ended within %v%s", describeTime, words)
+		return nil, fmt.Errorf("run with --describe it has not ended within %v%s", within, words)
 	case err != nil:
 		return nil, fmt.Errorf("run with --describe: %w%s", err, words)
 	case out.Exit.Code != 0:

@@ -56,6 +56,8 @@ func newHostOver(t *testing.T, dir string, settings map[plugins.ID]plugins.Plugi
 	h.Host, err = plugins.New(plugins.Options{
 		Logger: hclog.New(&hclog.LoggerOptions{Level: hclog.Info, Output: testWriter{t}}),
 		RunDir: filepath.Join(run, "run"), Builtins: builtins(), Plugins: settings, Catalog: catalog,
+		// Much more than a start takes, for machines that are busy.
+		Limits:  plugins.Limits{Handshake: time.Minute, Describe: time.Minute, Configure: time.Minute, FirstHealth: time.Minute},
 		Backoff: plugins.Backoff{Min: 10 * time.Millisecond, Max: 50 * time.Millisecond},
 		OnEvent: func(ev plugins.Event) { h.mu.Lock(); defer h.mu.Unlock(); h.events = append(h.events, ev) },
 	})

@@ -219,7 +219,7 @@ func (d *Dir) examine(ctx context.Context, run plugins.Run, rel, platform string
 		return nil, "", err
 	}
 	defer program.Close()
-	reply, err := describe(ctx, run, plugins.File{Path: f.path, Digest: digest, Source: plugins.SourceFile, Program: program})
+	reply, err := describe(ctx, run, plugins.File{Path: f.path, Digest: digest, Source: plugins.SourceFile, Program: program}, examineTime)
 	if err != nil {
 		return nil, "", fmt.Errorf("%s does not say what it is: %w", f.path, err)
 	}

@@ -56,7 +56,7 @@ func binary(t testing.TB) string {
 			t.Fatal(err)
 		}
 		built = filepath.Join(dir, "plugin")
-		cmd := exec.Command("go", "build", "-o", built, "./testdata/plugin")
+		cmd := exec.Command("go", "build", "-ldflags=-s -w", "-o", built, "./testdata/plugin")
 		if out, err := cmd.CombinedOutput(); err != nil {
 			t.Fatalf("build: %v\n%s", err, out)
 		}
