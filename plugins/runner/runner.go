@@ -58,6 +58,10 @@ type Config struct {
 	// number can be given to another process.
 	Started func(pgid int)
 	Ended   func(pgid int)
+
+	// Gone is called when the process is gone and before what it left behind is
+	// killed; nil is nobody. See Strays.
+	Gone func(pgid int)
 }
 
 // A Process is one run of a plugin. It implements go-plugin's runner.Runner;
@@ -205,6 +209,9 @@ func (p *Process) live(started chan<- error) {
 
 // sweep ends what the process left behind.
 func (p *Process) sweep(pid int) {
+	if p.config.Gone != nil {
+		p.config.Gone(pid)
+	}
 	killGroup(pid)
 	if p.config.SocketDir != "" {
 		KillStrays(p.config.SocketDir)
