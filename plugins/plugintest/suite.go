@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/dodona-project/dodona/plugins"
+	"github.com/dodona-project/dodona/sdk/plugin/line"
 )
 
 // slack is what a busy machine may add to a time that a plugin is held to.
@@ -187,9 +188,9 @@ func perform(ctx context.Context, t Target, c check) Result {
 	case errors.As(err, &no):
 		result.Status, result.Problem = Skipped, err.Error()
 	case errors.As(err, &bad):
-		result.Status, result.Problem, result.Do = Failed, bad.what, bad.do
+		result.Status, result.Problem, result.Do = Failed, line.Of(bad.what, 2<<10), bad.do
 	default:
-		result.Status, result.Problem, result.Do = Failed, err.Error(), "this is a failure around the plugin: try again, and look at the machine"
+		result.Status, result.Problem, result.Do = Failed, line.Of(err.Error(), 2<<10), "this is a failure around the plugin: try again, and look at the machine"
 	}
 	return result
 }
