@@ -110,13 +110,19 @@ func (g *generation) begin(ctx context.Context) error {
 	if err := os.MkdirAll(tmp, 0o700); err != nil {
 		return fmt.Errorf("make directory: %w", err)
 	}
-	if err := g.connect(ctx, tmp); err != nil {
+	connect := g.connect
+	if g.attached() {
+		connect = g.attach
+	}
+	if err := connect(ctx, tmp); err != nil {
 		return err
 	}
 	if err := g.describe(ctx); err != nil {
 		return err
 	}
-	runner.LimitFiles(g.pid(), uint64(max(256, 4*g.slots.most)))
+	if pid := g.pid(); pid != 0 {
+		runner.LimitFiles(pid, uint64(max(256, 4*g.slots.most)))
+	}
 	if err := g.reconfigure(ctx); err != nil {
 		return err
 	}

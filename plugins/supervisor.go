@@ -305,7 +305,7 @@ func (s *supervisor) serve(ctx context.Context, g *generation) error {
 			answer <- err
 			reloads, next = s.reloads, nil
 			continue
-		case <-g.process.Load().Done():
+		case <-g.gone():
 			why = processEnded
 		case why = <-g.recycle:
 		}
@@ -331,13 +331,13 @@ func (s *supervisor) crashed(g *generation, why string) error {
 	s.withdraw(g, StateBackoff, why)
 	if why == connectionLost {
 		select {
-		case <-g.process.Load().Done():
+		case <-g.gone():
 			why = processEnded
 		case <-time.After(deathGrace):
 		}
 	}
 	g.discard()
-	exit := g.process.Load().Exit()
+	exit := g.exit()
 	if why == connectionLost && !exit.ByHost {
 		why = processEnded // which was only seen late
 	}
