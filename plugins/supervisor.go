@@ -349,9 +349,13 @@ func (s *supervisor) crashed(g *generation, why string) error {
 		reason += "; it said: " + words
 	}
 	ev := s.event(EventCrash, g, reason)
-	ev.Exit, ev.Uptime, ev.StderrSHA256 = exit.String(), time.Since(g.born), g.output.digest()
+	how := exit.String()
+	if g.attached() {
+		how = "not known: its process is not the host's"
+	}
+	ev.Exit, ev.Uptime, ev.StderrSHA256 = how, time.Since(g.born), g.output.digest()
 	s.host.events.emit(ev)
-	s.logger.Error("plugin ended", "generation", g.number, "exit", exit.String(), "reason", why, "uptime", ev.Uptime, "last_words", g.output.words())
+	s.logger.Error("plugin ended", "generation", g.number, "exit", how, "reason", why, "uptime", ev.Uptime, "last_words", g.output.words())
 	return errors.New(reason)
 }
 

@@ -76,8 +76,8 @@ func checkDescribe(ctx context.Context, r *run) error {
 // describeFlag compares with what the file says when it is run by hand.
 func describeFlag(ctx context.Context, r *run, said *pluginv1.DescribeReply) error {
 	const do = "with --describe as its argument, and no cookie in its environment, it has to print DescribeReply as JSON to stdout, and end with 0 within 2 s"
-	if r.target.local != nil || strings.HasPrefix(r.target.name, "built-in ") {
-		return nil // no file of its own
+	if r.target.local != nil || r.target.part {
+		return nil
 	}
 	ctx, cancel := context.WithTimeout(ctx, describeWait+slack)
 	defer cancel()

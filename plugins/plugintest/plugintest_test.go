@@ -7,6 +7,7 @@ import (
 	"encoding/xml"
 	"fmt"
 	"os"
+	"regexp"
 	"strings"
 	"sync"
 	"testing"
@@ -109,6 +110,19 @@ func TestEachCheckFails(t *testing.T) {
 	for _, c := range checks {
 		if !found[c.name] {
 			t.Errorf("no broken plugin shows that %s can fail", c.name)
+		}
+	}
+}
+
+// The page that authors read has every check.
+func TestThePageHasEveryCheck(t *testing.T) {
+	page, err := os.ReadFile("../../PLUGINS.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, p := range Checks() {
+		if !regexp.MustCompile("(?m)^\\|.*`" + p.Check + "`.*\\|.*\\|$").Match(page) {
+			t.Errorf("PLUGINS.md has no row for the check %s: %s", p.Check, p.Text)
 		}
 	}
 }

@@ -18,6 +18,7 @@ type Target struct {
 	path  string
 	args  []string
 	local *plugin.Plugin // served in this process; nil = path is run
+	part  bool           // path is another program too: it describes nothing by itself
 
 	config string // JSON; empty = none
 	noData string // JSON; empty = config
@@ -34,7 +35,7 @@ func Command(path string, args ...string) Target {
 // Builtin is a built-in plugin as the host runs it: this program, which calls
 // [plugins.Dispatch] first, as a process of its own. exe is the program's file.
 func Builtin(exe string, id plugins.ID) Target {
-	return Target{name: "built-in " + id.String(), path: exe, args: plugins.BuiltinArgs(id)}
+	return Target{name: "built-in " + id.String(), path: exe, args: plugins.BuiltinArgs(id), part: true}
 }
 
 // InProcess serves a plugin in this process, over memory: for tests that want to
