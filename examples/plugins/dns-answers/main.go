@@ -50,7 +50,7 @@ func (answers) Check(ctx context.Context, req *pluginv1.CheckRequest) (*pluginv1
 	var unknown *net.DNSError
 	switch {
 	case ctx.Err() != nil:
-		return failed(controlplanev1.ErrorClass_ERROR_CLASS_TIMEOUT, "no answer in time"), nil
+		return failed(controlplanev1.ErrorClass_ERROR_CLASS_TIMEOUT, "no answer in time"), nil //nolint:nilerr // that is what was seen
 	case errors.As(err, &unknown) && unknown.IsNotFound:
 		return failed(controlplanev1.ErrorClass_ERROR_CLASS_DNS, "no such name"), nil
 	case err != nil:

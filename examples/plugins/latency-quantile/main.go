@@ -1,13 +1,12 @@
 // Command latency-quantile is an example of an analysis plugin: it measures a quantile
-// of latencies that something else writes down, as CSV in a file or at a URL.
-//
-// Each line is the time as unix seconds, the variant, and the latency in seconds.
-// Lines of the canary since the step began count.
+// of the canary's latencies since the step began, from CSV in a file or at a URL. Each
+// line is the time as unix seconds, the variant, and the latency in seconds.
 package main
 
 import (
 	"context"
 	"encoding/csv"
+	"errors"
 	"fmt"
 	"io"
 	"net/http"
@@ -38,15 +37,16 @@ func (quantile) Evaluate(ctx context.Context, req *pluginv1.EvaluateRequest) (*p
 	if err != nil {
 		return nil, err // nothing was measured: MISSING
 	}
-	defer func() { _ = source.Close() }()
+	defer source.Close()
 	var samples []float64
 	lines := csv.NewReader(io.LimitReader(source, 16<<20))
+	lines.FieldsPerRecord = 3
 	for {
 		line, err := lines.Read()
-		if err == io.EOF {
+		if errors.Is(err, io.EOF) {
 			break
-		} else if err != nil || len(line) != 3 {
-			return nil, fmt.Errorf("%s is not CSV of time, variant and latency: %v", c.Source, err)
+		} else if err != nil {
+			return nil, fmt.Errorf("%s is not CSV of time, variant and latency: %w", c.Source, err)
 		}
 		at, err1 := strconv.ParseFloat(line[0], 64)
 		latency, err2 := strconv.ParseFloat(line[2], 64)
@@ -54,12 +54,12 @@ func (quantile) Evaluate(ctx context.Context, req *pluginv1.EvaluateRequest) (*p
 			samples = append(samples, latency)
 		}
 	}
-	if len(samples) < c.MinSamples {
-		return &pluginv1.EvaluateReply{Detail: fmt.Sprintf("%d samples of %s are too few", len(samples), req.GetCanaryVariant())}, nil
+	if n := len(samples); n < c.MinSamples {
+		return nil, fmt.Errorf("%d samples of %s are too few", n, req.GetCanaryVariant())
 	}
 	slices.Sort(samples)
-	value := samples[min(int(c.Quantile*float64(len(samples))), len(samples)-1)]
-	return &pluginv1.EvaluateReply{Value: value, HasValue: true, Detail: fmt.Sprintf("p%g of %d samples", c.Quantile*100, len(samples))}, nil
+	at := min(int(c.Quantile*float64(len(samples))), len(samples)-1)
+	return &pluginv1.EvaluateReply{Value: samples[at], HasValue: true, Detail: fmt.Sprintf("p%g of %d samples", c.Quantile*100, len(samples))}, nil
 }
 
 func open(ctx context.Context, source string) (io.ReadCloser, error) {
