@@ -12,9 +12,9 @@ import (
 	donav1 "github.com/dodona-project/dodona/proto/dona/v1"
 	"github.com/dodona-project/dodona/sdk/dona/decide"
 	"github.com/dodona-project/dodona/sdk/dona/internal/cache"
-	"github.com/dodona-project/dodona/sdk/dona/internal/hosts"
-	"github.com/dodona-project/dodona/sdk/dona/internal/name"
 	"github.com/dodona-project/dodona/sdk/dona/internal/report"
+	"github.com/dodona-project/dodona/sdk/internal/hosts"
+	"github.com/dodona-project/dodona/sdk/internal/name"
 )
 
 // Client is connected to the hosts of one deployment. Close it when done.
