@@ -6,30 +6,32 @@ import (
 	"slices"
 	"time"
 
-	cpv1 "github.com/dodona-project/dodona/proto/controlplane/v1"
+	controlplanev1 "github.com/dodona-project/dodona/proto/controlplane/v1"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/structpb"
 
 	"github.com/dodona-project/dodona/host/config/strict"
 	"github.com/dodona-project/dodona/host/limits"
+	"github.com/dodona-project/dodona/sdk/worker/target"
 )
 
 // The words of the document's enumerations, each list in the order of the values
 // beside it.
 var (
 	protocolWords  = []string{"http", "https", "socks5"}
-	protocolValues = []cpv1.Proxy_Protocol{cpv1.Proxy_PROTOCOL_HTTP, cpv1.Proxy_PROTOCOL_HTTPS, cpv1.Proxy_PROTOCOL_SOCKS5}
+	protocolValues = []controlplanev1.Proxy_Protocol{controlplanev1.Proxy_PROTOCOL_HTTP, controlplanev1.Proxy_PROTOCOL_HTTPS, controlplanev1.Proxy_PROTOCOL_SOCKS5}
 
 	unavailableWords  = []string{"fail", "wait", "direct"}
-	unavailableValues = []cpv1.OnUnavailable{cpv1.OnUnavailable_ON_UNAVAILABLE_FAIL, cpv1.OnUnavailable_ON_UNAVAILABLE_WAIT, cpv1.OnUnavailable_ON_UNAVAILABLE_DIRECT}
+	unavailableValues = []controlplanev1.OnUnavailable{controlplanev1.OnUnavailable_ON_UNAVAILABLE_FAIL, controlplanev1.OnUnavailable_ON_UNAVAILABLE_WAIT, controlplanev1.OnUnavailable_ON_UNAVAILABLE_DIRECT}
 
 	resolveWords  = []string{"remote", "pinned"}
-	resolveValues = []cpv1.Resolve{cpv1.Resolve_RESOLVE_REMOTE, cpv1.Resolve_RESOLVE_PINNED}
+	resolveValues = []controlplanev1.Resolve{controlplanev1.Resolve_RESOLVE_REMOTE, controlplanev1.Resolve_RESOLVE_PINNED}
 
 	modeWords  = []string{"none", "failover", "strict"}
-	modeValues = []cpv1.Stickiness_Mode{cpv1.Stickiness_MODE_UNSPECIFIED, cpv1.Stickiness_MODE_FAILOVER, cpv1.Stickiness_MODE_STRICT}
+	modeValues = []controlplanev1.Stickiness_Mode{controlplanev1.Stickiness_MODE_UNSPECIFIED, controlplanev1.Stickiness_MODE_FAILOVER, controlplanev1.Stickiness_MODE_STRICT}
 
-	addressWords = []string{"public", "private-and-loopback"}
+	classWords  = []string{"loopback", "link-local", "metadata"}
+	classValues = []target.Class{target.Loopback, target.LinkLocal, target.Metadata}
 )
 
 // Parse reads a document and checks it. name stands for it in problems, as a
@@ -108,6 +110,7 @@ func (p *parser) upstream(v strict.Value, taken map[string]bool) Upstream {
 		Check: Check{Basic: true, MaxInFlight: DefaultMaxInFlight, Probe: DefaultProbe},
 	}
 	ttl := v
+	var static []listed
 	v.Fields(strict.Fields{
 		"name":    func(v strict.Value) { unique(v, &u.Name, taken) },
 		"enabled": func(v strict.Value) { v.Bool(&u.Enabled) },
@@ -116,17 +119,36 @@ func (p *parser) upstream(v strict.Value, taken map[string]bool) Upstream {
 				u.Protocol = protocolValues[i]
 			}
 		},
-		"source":           func(v strict.Value) { u.Source = source(v) },
+		"source":           func(v strict.Value) { u.Source, static = source(v) },
 		"secretRef":        func(v strict.Value) { v.String(&u.SecretRef, SecretRef) },
 		"capacityPerProxy": func(v strict.Value) { v.Uint(&u.CapacityPerProxy, 1, MaxCapacity) },
 		"extractReserve":   func(v strict.Value) { v.Uint(&u.ExtractReserve, 0, MaxReserve) },
 		"ttl":              func(v strict.Value) { ttl = v; v.Duration(&u.TTL, Least, Most) },
 		"labels":           func(v strict.Value) { u.Labels = labels(v) },
-		"addresses":        func(v strict.Value) { u.AllowPrivate = v.Enum(addressWords...) == 1 },
+		"allowAddresses":   func(v strict.Value) { u.AllowAddresses = classes(v) },
 		"check":            func(v strict.Value) { check(v, &u.Check) },
 	}, "name", "protocol", "source")
 	p.ttls = append(p.ttls, ttl)
+	for _, l := range static {
+		if err := l.entry.Check(u.AllowAddresses...); err != nil {
+			l.at.Refuse("%s (allowed: with allowAddresses)", err)
+		}
+	}
 	return u
+}
+
+func classes(v strict.Value) (all []target.Class) {
+	v.Items(len(classWords), func(_ int, v strict.Value) {
+		i := v.Enum(classWords...)
+		switch {
+		case i < 0:
+		case slices.Contains(all, classValues[i]):
+			v.Refuse("is %s a second time (allowed: values that differ)", classWords[i])
+		default:
+			all = append(all, classValues[i])
+		}
+	})
+	return all
 }
 
 func labels(v strict.Value) map[string]string {
@@ -178,7 +200,7 @@ func pluginConfig(v strict.Value) map[string]any {
 func (p *parser) routing(v strict.Value, taken map[string]bool) Routing {
 	r := Routing{
 		Enabled: true, Strategy: DefaultStrategy,
-		OnUnavailable: cpv1.OnUnavailable_ON_UNAVAILABLE_FAIL, Resolve: cpv1.Resolve_RESOLVE_REMOTE,
+		OnUnavailable: controlplanev1.OnUnavailable_ON_UNAVAILABLE_FAIL, Resolve: controlplanev1.Resolve_RESOLVE_REMOTE,
 	}
 	var wait *strict.Value
 	v.Fields(strict.Fields{
@@ -205,7 +227,7 @@ func (p *parser) routing(v strict.Value, taken map[string]bool) Routing {
 			v.Fields(strict.Fields{"targets": func(v strict.Value) { r.Targets = targets(v) }})
 		},
 	}, "name", "upstreams")
-	waits := r.OnUnavailable == cpv1.OnUnavailable_ON_UNAVAILABLE_WAIT
+	waits := r.OnUnavailable == controlplanev1.OnUnavailable_ON_UNAVAILABLE_WAIT
 	if waits && wait == nil {
 		r.WaitTimeout = DefaultWait
 	}

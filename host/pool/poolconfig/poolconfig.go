@@ -14,7 +14,9 @@ import (
 	"slices"
 	"time"
 
-	cpv1 "github.com/dodona-project/dodona/proto/controlplane/v1"
+	controlplanev1 "github.com/dodona-project/dodona/proto/controlplane/v1"
+
+	"github.com/dodona-project/dodona/sdk/worker/target"
 )
 
 // Bounds. Each is tested at n and n+1.
@@ -71,14 +73,14 @@ type Cluster struct {
 type Upstream struct {
 	Name             string
 	Enabled          bool
-	Protocol         cpv1.Proxy_Protocol
+	Protocol         controlplanev1.Proxy_Protocol
 	Source           Source
 	SecretRef        string // of every proxy that brings no credentials of its own; empty = none
 	CapacityPerProxy uint32 // uses of one proxy at once
 	ExtractReserve   uint32 // proxies kept without an owner, for extraction
 	TTL              time.Duration
 	Labels           map[string]string // of each of its proxies
-	AllowPrivate     bool              // proxies may be at private and loopback addresses
+	AllowAddresses   []target.Class    // where no proxy is otherwise: loopback, link-local, metadata
 	Check            Check
 }
 
@@ -128,9 +130,9 @@ type Routing struct {
 	Upstreams      []Ref
 	Strategy       string
 	StrategyConfig map[string]any // as JSON holds it; nil = none
-	OnUnavailable  cpv1.OnUnavailable
+	OnUnavailable  controlplanev1.OnUnavailable
 	WaitTimeout    time.Duration // 0 unless OnUnavailable is WAIT
-	Resolve        cpv1.Resolve
+	Resolve        controlplanev1.Resolve
 	Stickiness     Stickiness
 	TargetPolicy   TargetPolicy
 	Targets        []Target
@@ -153,7 +155,7 @@ type Ref struct {
 
 // Stickiness keeps a client on one proxy.
 type Stickiness struct {
-	Mode cpv1.Stickiness_Mode
+	Mode controlplanev1.Stickiness_Mode
 	TTL  time.Duration // 0 = no bound
 	Idle time.Duration // 0 = no bound
 }

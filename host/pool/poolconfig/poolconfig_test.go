@@ -13,6 +13,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/dodona-project/dodona/host/config/strict"
+	"github.com/dodona-project/dodona/sdk/worker/target"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -243,6 +244,11 @@ func judge(t failer, text string) {
 		t.Fatalf("%q: rendered and read again: %+v, want %+v", text, again, c)
 	}
 	c.Warnings()
+	for _, r := range c.Routings {
+		if _, err := target.Compile(r.TargetPolicy.Message(), target.Own{}); err != nil {
+			t.Fatalf("%q: the gateway refuses the policy of %s: %v", text, r.Name, err)
+		}
+	}
 }
 
 func readExample(t testing.TB) string {

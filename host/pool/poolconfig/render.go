@@ -65,7 +65,7 @@ type upstreamDoc struct {
 	ExtractReserve   uint32            `yaml:"extractReserve,omitempty"`
 	TTL              string            `yaml:"ttl,omitempty"`
 	Labels           map[string]string `yaml:"labels,omitempty"`
-	Addresses        string            `yaml:"addresses,omitempty"`
+	AllowAddresses   []string          `yaml:"allowAddresses,omitempty"`
 	Check            *checkDoc         `yaml:"check,omitempty"`
 }
 
@@ -169,8 +169,8 @@ func upstreamDocOf(u Upstream) upstreamDoc {
 	if u.CapacityPerProxy != DefaultCapacity {
 		d.CapacityPerProxy = u.CapacityPerProxy
 	}
-	if u.AllowPrivate {
-		d.Addresses = addressWords[1]
+	for _, class := range u.AllowAddresses {
+		d.AllowAddresses = append(d.AllowAddresses, word(classWords, classValues, class))
 	}
 	c := checkDoc{Basic: off(u.Check.Basic), ProbeConfig: u.Check.ProbeConfig}
 	if u.Check.EgressURL != "" {

@@ -12,6 +12,8 @@ import (
 	"github.com/dodona-project/dodona/host/limits"
 	"github.com/dodona-project/dodona/host/pool/proxylist"
 	"github.com/dodona-project/dodona/host/pool/secret"
+	"github.com/dodona-project/dodona/sdk/dona/ingress"
+	"github.com/dodona-project/dodona/sdk/worker/target"
 )
 
 // SecretRef checks a reference to a secret of the host: file:<name> or
@@ -22,8 +24,8 @@ func SecretRef(s string) error {
 }
 
 // source reads where proxies come from. Each type has keys of its own.
-func source(v strict.Value) Source {
-	s := Source{Format: Lines, Interval: DefaultSourceEvery}
+func source(v strict.Value) (s Source, static []listed) {
+	s = Source{Format: Lines, Interval: DefaultSourceEvery}
 	given := map[string]strict.Value{}
 	keep := func(key string, read func(strict.Value)) func(strict.Value) {
 		return func(v strict.Value) { given[key] = v; read(v) }
@@ -36,7 +38,7 @@ func source(v strict.Value) Source {
 				s.Type, known = types[i], true
 			}
 		},
-		"proxies": keep("proxies", func(v strict.Value) { s.Proxies = proxies(v) }),
+		"proxies": keep("proxies", func(v strict.Value) { s.Proxies, static = proxies(v) }),
 		"path":    keep("path", func(v strict.Value) { v.String(&s.Path, listPath) }),
 		"url":     keep("url", func(v strict.Value) { v.String(&s.URL, webURL) }),
 		"format": keep("format", func(v strict.Value) {
@@ -47,7 +49,7 @@ func source(v strict.Value) Source {
 		"interval": keep("interval", func(v strict.Value) { v.Duration(&s.Interval, Least, Most) }),
 	}, "type")
 	if !known {
-		return s
+		return s, nil
 	}
 	for key, types := range map[string][]SourceType{
 		"proxies": {Static}, "path": {File}, "url": {HTTP}, "format": {File, HTTP}, "interval": {File, HTTP},
@@ -67,7 +69,7 @@ func source(v strict.Value) Source {
 	if s.Type == Static {
 		s.Format, s.Interval = "", 0
 	}
-	return s
+	return s, static
 }
 
 func texts(types []SourceType) (words []string) {
@@ -77,9 +79,15 @@ func texts(types []SourceType) (words []string) {
 	return words
 }
 
+// listed is a proxy of a static source.
+type listed struct {
+	entry proxylist.Entry
+	at    strict.Value
+}
+
 // proxies reads the list of a static source. Its items are judged as the lines of
 // any list are, without the credentials that a published document must not hold.
-func proxies(v strict.Value) (lines []string) {
+func proxies(v strict.Value) (lines []string, all []listed) {
 	seen := map[string]bool{}
 	v.Items(MaxStaticProxies, func(_ int, v strict.Value) {
 		var line string
@@ -92,11 +100,12 @@ func proxies(v strict.Value) (lines []string) {
 				return errors.New("is there a second time (allowed: once)")
 			}
 			seen[entry.String()] = true
+			all = append(all, listed{entry, v})
 			return nil
 		})
 		lines = append(lines, line)
 	})
-	return lines
+	return lines, all
 }
 
 func listPath(s string) error {
@@ -135,16 +144,13 @@ func webURL(s string) error {
 	return limits.Address(host + ":" + port)
 }
 
-// hostPattern checks a host, or *. and a suffix of hosts: lower case, as they are
-// compared.
+// hostPattern checks a host, or *. and a suffix of hosts: in the one spelling in
+// which they are compared.
 func hostPattern(s string) error {
-	const allowed = "(allowed: a host, an address, or *.suffix, in lower case)"
-	name, _ := strings.CutPrefix(s, "*.")
-	if addr, err := netip.ParseAddr(s); err == nil && addr.Zone() == "" && addr.Unmap().String() == s {
-		return nil
-	}
-	if err := proxylist.CheckName(name); err != nil || name != strings.ToLower(name) {
-		return fmt.Errorf("is %s %s", limits.QuoteOrEmpty(s), allowed)
+	name, wild := strings.CutPrefix(s, "*.")
+	t, err := target.ParseHost(name)
+	if err != nil || t.Host() != name || wild && t.Addr.IsValid() || ingress.CheckHost(s) != nil && t.Name != "" {
+		return fmt.Errorf("is %s (allowed: a host, an address, or *.suffix, in lower case)", limits.QuoteOrEmpty(s))
 	}
 	return nil
 }

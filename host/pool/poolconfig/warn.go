@@ -5,7 +5,7 @@ import (
 	"slices"
 	"strings"
 
-	cpv1 "github.com/dodona-project/dodona/proto/controlplane/v1"
+	controlplanev1 "github.com/dodona-project/dodona/proto/controlplane/v1"
 
 	"github.com/dodona-project/dodona/host/config/strict"
 )
@@ -65,7 +65,7 @@ func (c *Config) routingWarnings() (warnings []string) {
 		}) {
 			warnings = append(warnings, key+".upstreams: none of them is enabled")
 		}
-		if r.OnUnavailable == cpv1.OnUnavailable_ON_UNAVAILABLE_DIRECT {
+		if r.OnUnavailable == controlplanev1.OnUnavailable_ON_UNAVAILABLE_DIRECT {
 			warnings = append(warnings, key+".onUnavailable: is direct: without a proxy, targets see the gateway's own address")
 		}
 		if r.TargetPolicy.AllowPrivate {

@@ -11,16 +11,15 @@ import (
 	"errors"
 	"fmt"
 	"net"
-	"net/netip"
 	"net/url"
 	"strconv"
 	"strings"
 	"unicode/utf8"
 
-	cpv1 "github.com/dodona-project/dodona/proto/controlplane/v1"
+	controlplanev1 "github.com/dodona-project/dodona/proto/controlplane/v1"
 
-	"github.com/dodona-project/dodona/host/limits"
 	"github.com/dodona-project/dodona/host/pool/secret"
+	"github.com/dodona-project/dodona/sdk/worker/target"
 )
 
 // Bounds of a list.
@@ -31,8 +30,8 @@ const (
 
 // Entry is one proxy of a list.
 type Entry struct {
-	Protocol   cpv1.Proxy_Protocol // unspecified: the line has no scheme
-	Host       string              // a name in lower case, or an address in its usual spelling
+	Protocol   controlplanev1.Proxy_Protocol // unspecified: the line has no scheme
+	Host       string                        // a name in lower case, or an address in its usual spelling
 	Port       uint16
 	Credential secret.Credential // zero: the line has none
 	Line       int               // from 1; 0 outside a list
@@ -44,14 +43,28 @@ func (e Entry) Address() string { return net.JoinHostPort(e.Host, strconv.Itoa(i
 // String spells the entry without its credentials.
 func (e Entry) String() string {
 	switch e.Protocol {
-	case cpv1.Proxy_PROTOCOL_HTTP:
+	case controlplanev1.Proxy_PROTOCOL_HTTP:
 		return "http://" + e.Address()
-	case cpv1.Proxy_PROTOCOL_HTTPS:
+	case controlplanev1.Proxy_PROTOCOL_HTTPS:
 		return "https://" + e.Address()
-	case cpv1.Proxy_PROTOCOL_SOCKS5:
+	case controlplanev1.Proxy_PROTOCOL_SOCKS5:
 		return "socks5://" + e.Address()
 	}
 	return e.Address()
+}
+
+// Check says why no proxy may be where the entry is: on loopback, at a metadata
+// service and the like, unless that class of addresses is allowed.
+func (e Entry) Check(allowed ...target.Class) error {
+	t, err := target.ParseHost(e.Host)
+	if err == nil {
+		err = target.CheckProxy(t, allowed...)
+	}
+	var r *target.Refusal
+	if errors.As(err, &r) {
+		return fmt.Errorf("is at %s: %s", r.What, r.Why)
+	}
+	return err
 }
 
 // Rejected is a line that was not read.
@@ -64,9 +77,9 @@ func (r Rejected) String() string { return fmt.Sprintf("line %d: %s", r.Line, r.
 
 // Options are what is allowed in a list.
 type Options struct {
-	Protocol cpv1.Proxy_Protocol                  // of lines without a scheme
-	Inline   bool                                 // lines may hold credentials
-	Allow    func(host string, port uint16) error // says why a proxy may not be there; nil = it may be anywhere
+	Protocol controlplanev1.Proxy_Protocol // of lines without a scheme
+	Inline   bool                          // lines may hold credentials
+	Allow    []target.Class                // of addresses where no proxy is otherwise
 }
 
 // Parse reads a list. Blank lines and comments are nothing; a proxy that an
@@ -83,7 +96,7 @@ func Parse(list string, o Options) (entries []Entry, rejected []Rejected) {
 // ParseAll reads the lines of a list.
 func ParseAll(lines []string, o Options) (entries []Entry, rejected []Rejected) {
 	type identity struct {
-		protocol cpv1.Proxy_Protocol
+		protocol controlplanev1.Proxy_Protocol
 		host     string
 		port     uint16
 		username string
@@ -105,18 +118,16 @@ func ParseAll(lines []string, o Options) (entries []Entry, rejected []Rejected) 
 			continue
 		}
 		entry.Line = i + 1
-		if entry.Protocol == cpv1.Proxy_PROTOCOL_UNSPECIFIED {
+		if entry.Protocol == controlplanev1.Proxy_PROTOCOL_UNSPECIFIED {
 			entry.Protocol = o.Protocol
 		}
-		if entry.Protocol == cpv1.Proxy_PROTOCOL_SOCKS5 && !entry.Credential.IsZero() && entry.Credential.Password() == "" {
+		if entry.Protocol == controlplanev1.Proxy_PROTOCOL_SOCKS5 && !entry.Credential.IsZero() && entry.Credential.Password() == "" {
 			reject("has an empty password (allowed: with SOCKS5, 1 to 255 bytes)")
 			continue
 		}
-		if o.Allow != nil {
-			if err := o.Allow(entry.Host, entry.Port); err != nil {
-				reject(err.Error())
-				continue
-			}
+		if err := entry.Check(o.Allow...); err != nil {
+			reject(err.Error())
+			continue
 		}
 		id := identity{entry.Protocol, entry.Host, entry.Port, entry.Credential.Username()}
 		if line, again := first[id]; again {
@@ -141,7 +152,7 @@ func strip(line string) string {
 	return strings.Trim(line, " \t\r")
 }
 
-const spellings = "[scheme://][user:pass@]host:port or host:port:user:pass"
+const spellings = "[scheme://][user:pass@]host:port or host:port:user:pass, an IPv6 address in brackets"
 
 // ParseLine reads one proxy. Credentials are refused unless inline. The error
 // continues "line N: " or a key, and holds nothing of the line.
@@ -159,11 +170,11 @@ func ParseLine(line string, inline bool) (Entry, error) {
 	if scheme, after, ok := strings.Cut(line, "://"); ok && !strings.ContainsAny(scheme, ":@.[") {
 		switch strings.ToLower(scheme) {
 		case "http":
-			e.Protocol = cpv1.Proxy_PROTOCOL_HTTP
+			e.Protocol = controlplanev1.Proxy_PROTOCOL_HTTP
 		case "https":
-			e.Protocol = cpv1.Proxy_PROTOCOL_HTTPS
+			e.Protocol = controlplanev1.Proxy_PROTOCOL_HTTPS
 		case "socks5", "socks5h":
-			e.Protocol = cpv1.Proxy_PROTOCOL_SOCKS5
+			e.Protocol = controlplanev1.Proxy_PROTOCOL_SOCKS5
 		default:
 			return Entry{}, errors.New("has a scheme that is not known (allowed: http, https, socks5, socks5h)")
 		}
@@ -219,48 +230,15 @@ func split(s string) parts {
 }
 
 func hostPort(s string) (string, uint16, error) {
-	host, port, err := net.SplitHostPort(s)
+	t, err := target.Parse(s, 0)
 	if err != nil {
-		return "", 0, errors.New("is not a proxy (allowed: " + spellings + ", an IPv6 address in brackets)")
-	}
-	n, err := strconv.ParseUint(port, 10, 64)
-	if err != nil || strconv.FormatUint(n, 10) != port {
-		return "", 0, errors.New("has a port that is no number (allowed: 1 to 65535)")
-	}
-	if n == 0 || n > 65535 {
-		return "", 0, errors.New("has a port out of range (allowed: 1 to 65535)")
-	}
-	bracketed := strings.HasPrefix(s, "[")
-	if addr, err := netip.ParseAddr(host); err == nil && addr.Zone() == "" && addr.Is6() == bracketed {
-		return addr.Unmap().String(), uint16(n), nil
-	}
-	if bracketed {
-		return "", 0, errors.New("has something else than an IPv6 address in brackets (allowed: one without a zone)")
-	}
-	if err := CheckName(host); err != nil {
+		var m *target.Malformed
+		if errors.As(err, &m) {
+			why, _, _ := strings.Cut(m.Why, ": allowed is") // of a target, which is less than a line may be
+			return "", 0, fmt.Errorf("%s (allowed: %s)", why, spellings)
+		}
 		return "", 0, err
 	}
-	return strings.ToLower(host), uint16(n), nil
-}
-
-// CheckName checks a DNS name. What only some resolvers take for an IPv4 address,
-// such as 127.1 or 0x7f000001, is not one. The error does not quote it.
-func CheckName(name string) error {
-	labels := strings.Split(name, ".")
-	ok := name != "" && len(name) <= limits.HostLen
-	for _, label := range labels {
-		ok = ok && label != "" && len(label) <= 63 && label[0] != '-' && label[len(label)-1] != '-'
-		for i := 0; ok && i < len(label); i++ {
-			c := label[i]
-			ok = c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z' || c >= '0' && c <= '9' || c == '-' || c == '_'
-		}
-	}
-	if !ok {
-		return errors.New("has a host that is no name (allowed: letters, digits, - and _ between dots, or an address)")
-	}
-	last := labels[len(labels)-1]
-	if strings.Trim(last, "0123456789") == "" || strings.HasPrefix(strings.ToLower(last), "0x") {
-		return errors.New("has a host that only some take for an IPv4 address (allowed: four numbers of 0 to 255)")
-	}
-	return nil
+	t.Addr = t.Addr.Unmap()
+	return t.Host(), t.Port, nil
 }

@@ -1,14 +1,15 @@
 package proxylist
 
 import (
-	"errors"
 	"fmt"
 	"slices"
 	"strings"
 	"testing"
 
-	cpv1 "github.com/dodona-project/dodona/proto/controlplane/v1"
+	controlplanev1 "github.com/dodona-project/dodona/proto/controlplane/v1"
 	"go.uber.org/goleak"
+
+	"github.com/dodona-project/dodona/sdk/worker/target"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -34,6 +35,7 @@ func TestSpellings(t *testing.T) {
 		{"[2001:db8::1]:1080", "[2001:db8::1]:1080"},
 		{"[2001:DB8:0::0:1]:1080", "[2001:db8::1]:1080"},
 		{"[::ffff:192.0.2.1]:80", "192.0.2.1:80"},
+		{"h.example.:080", "h.example:80"},
 		{"u:p@h:80", `h:80 "u" "p"`},
 		{"u:p@[2001:db8::1]:80", `[2001:db8::1]:80 "u" "p"`},
 		{"http://u:p@h:80/", `http://h:80 "u" "p"`},
@@ -64,22 +66,22 @@ func TestSpellings(t *testing.T) {
 func TestBadLines(t *testing.T) {
 	long := strings.Repeat("a", 64)
 	for _, c := range []struct{ line, says string }{
-		{"", "is not a proxy"},
-		{"h", "is not a proxy"},
-		{"h:", "port that is no number"},
-		{"h:0", "out of range"},
-		{"h:65536", "out of range"},
-		{"h:99999999999999999999", "no number"},
-		{"h:080", "no number"},
-		{"h:+80", "no number"},
-		{"h:http", "no number"},
-		{":80", "no name"},
-		{"2001:db8::1", "no number"},
-		{"2001:db8::1:80", "no number"},
-		{"[2001:db8::1]", "is not a proxy"},
-		{"[2001:db8::1%eth0]:80", "brackets"},
+		{"", "has no port"},
+		{"h", "has no port"},
+		{"h:", "has no port"},
+		{"h:0", "port from 1 to 65535"},
+		{"h:65536", "port from 1 to 65535"},
+		{"h:99999999999999999999", "port from 1 to 65535"},
+		{"h:+80", "port from 1 to 65535"},
+		{"h:http", "port from 1 to 65535"},
+		{":80", "has no host"},
+		{"2001:db8::1", "port from 1 to 65535"},
+		{"2001:db8::1:80", "port from 1 to 65535"},
+		{"[2001:db8::1]", "has no port"},
+		{"[2001:db8::1%eth0]:80", "zone"},
 		{"[192.0.2.1]:80", "brackets"},
 		{"[h]:80", "brackets"},
+		{"[::1:80", "no ]"},
 		{"127.1:80", "IPv4"},
 		{"0177.0.0.1:80", "IPv4"},
 		{"2130706433:80", "IPv4"},
@@ -87,18 +89,16 @@ func TestBadLines(t *testing.T) {
 		{"0x7f000001:80", "IPv4"},
 		{"0x7f.0.0.0x1:80", "IPv4"},
 		{"256.0.0.1:80", "IPv4"},
-		{"h.:80", "no name"},
-		{"h..x:80", "no name"},
-		{"-h:80", "no name"},
-		{"h-:80", "no name"},
-		{"hé:80", "no name"},
-		{long + ":80", "no name"},
-		{strings.Repeat("a.", 127) + ":80", "no name"},
+		{"h..x:80", "empty label"},
+		{"hé:80", "ASCII"},
+		{"h/x:80", "letters"},
+		{long + ":80", "63 bytes"},
+		{strings.Repeat("a.", 127) + "a:80", "255 bytes"},
 		{"ftp://h:80", "scheme"},
 		{"socks4://h:80", "scheme"},
 		{"://h:80", "scheme"},
-		{"http://h:80/path", "no number"},
-		{"http://h:80?x", "no number"},
+		{"http://h:80/path", "port from 1 to 65535"},
+		{"http://h:80?x", "port from 1 to 65535"},
 		{"h :80", "blank"},
 		{"h:80 u p", "blank"},
 		{"h:80\x00", "control"},
@@ -135,15 +135,10 @@ func TestCredentialsOnlyInline(t *testing.T) {
 }
 
 func TestList(t *testing.T) {
-	list := "\ufeff# vendors of May\r\n\r\nh:1\r\n  h:2\t# the second\n\t#h:3\nbad\nsocks5://u:p@h:4 \nh:1\nhttp://h:1\nu:p@h:1\nv:p@h:1\nsocks5://u:@h:5\nu:#x@h:6\n192.0.2.9:7\n"
+	list := "\ufeff# vendors of May\r\n\r\nh:1\r\n  h:2\t# the second\n\t#h:3\nbad\nsocks5://u:p@h:4 \nh:1\nhttp://h:1\nu:p@h:1\nv:p@h:1\nsocks5://u:@h:5\nu:#x@h:6\n127.0.0.1:7\n169.254.0.1:8\n"
 	entries, rejected := Parse(list, Options{
-		Protocol: cpv1.Proxy_PROTOCOL_HTTP, Inline: true,
-		Allow: func(host string, port uint16) error {
-			if host == "192.0.2.9" {
-				return fmt.Errorf("is at %s, which is not allowed", host)
-			}
-			return nil
-		},
+		Protocol: controlplanev1.Proxy_PROTOCOL_HTTP, Inline: true,
+		Allow: []target.Class{target.LinkLocal},
 	})
 	var got []string
 	for _, e := range entries {
@@ -151,6 +146,7 @@ func TestList(t *testing.T) {
 	}
 	want := []string{
 		"3 http://h:1", "4 http://h:2", `7 socks5://h:4 "u" "p"`, `10 http://h:1 "u" "p"`, `11 http://h:1 "v" "p"`, `13 http://h:6 "u" "#x"`,
+		"15 http://169.254.0.1:8",
 	}
 	if !slices.Equal(got, want) {
 		t.Errorf("entries are\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
@@ -160,11 +156,11 @@ func TestList(t *testing.T) {
 		reasons = append(reasons, r.String())
 	}
 	want = []string{
-		"line 6: is not a proxy (allowed: " + spellings + ", an IPv6 address in brackets)",
+		"line 6: has no port (allowed: " + spellings + ")",
 		"line 8: is the proxy of line 3 again",
 		"line 9: is the proxy of line 3 again",
 		"line 12: has an empty password (allowed: with SOCKS5, 1 to 255 bytes)",
-		"line 14: is at 192.0.2.9, which is not allowed",
+		"line 14: is at 127.0.0.1: it is a loopback address, where no upstream proxy is unless that is allowed in words",
 	}
 	if !slices.Equal(reasons, want) {
 		t.Errorf("rejected are\n%s\nwant\n%s", strings.Join(reasons, "\n"), strings.Join(want, "\n"))
@@ -189,19 +185,13 @@ func FuzzParse(f *testing.F) {
 	f.Add("\ufeffbad\nh:1:u:p@x:2", false)
 	f.Add("marker7marker:marker7marker", true)
 	f.Fuzz(func(t *testing.T, list string, inline bool) {
-		refuse := errors.New("is not allowed there")
-		entries, rejected := Parse(list, Options{Protocol: cpv1.Proxy_PROTOCOL_HTTP, Inline: inline, Allow: func(_ string, port uint16) error {
-			if port == 7 {
-				return refuse
-			}
-			return nil
-		}})
+		entries, rejected := Parse(list, Options{Protocol: controlplanev1.Proxy_PROTOCOL_HTTP, Inline: inline, Allow: []target.Class{target.Loopback}})
 		lines := 1 + strings.Count(list, "\n")
 		if len(entries)+len(rejected) > lines {
 			t.Fatalf("%d lines made %d entries and %d rejected", lines, len(entries), len(rejected))
 		}
 		for _, e := range entries {
-			if e.Line < 1 || e.Line > lines || e.Port == 0 || e.Port == 7 || e.Host == "" || !inline && !e.Credential.IsZero() {
+			if e.Line < 1 || e.Line > lines || e.Port == 0 || e.Host == "" || !inline && !e.Credential.IsZero() {
 				t.Fatalf("read %+v", e)
 			}
 			again, err := ParseLine(e.String(), false)
@@ -210,7 +200,7 @@ func FuzzParse(f *testing.F) {
 			}
 		}
 		for _, r := range rejected {
-			if r.Line < 1 || r.Line > lines || r.Reason == "" || len(r.Reason) > 200 {
+			if r.Line < 1 || r.Line > lines || r.Reason == "" || len(r.Reason) > 400 {
 				t.Fatalf("rejected %+v", r)
 			}
 			for _, word := range strings.FieldsFunc(strings.Split(list, "\n")[r.Line-1], func(r rune) bool { return strings.ContainsRune(":@/ ", r) }) {

@@ -26,8 +26,10 @@ const hidden = "[secret]"
 // Credential is a username and a password. It prints as [secret], however it is
 // printed; only Username and Password give it away. The zero Credential is none.
 type Credential struct {
-	username, password string
+	held **parts // fmt asks no method of what lies in an unexported field, and follows one pointer, but never two
 }
+
+type parts struct{ username, password string }
 
 // NewCredential checks the two parts. Its errors name no part of them.
 func NewCredential(username, password string) (Credential, error) {
@@ -42,22 +44,31 @@ func NewCredential(username, password string) (Credential, error) {
 	if username == "" {
 		return Credential{}, errors.New("has an empty username (allowed: 1 to 255 bytes)")
 	}
-	return Credential{username, password}, nil
+	held := &parts{username, password}
+	return Credential{&held}, nil
 }
 
 // Username gives the username away.
-func (c Credential) Username() string { return c.username }
+func (c Credential) Username() string { return c.parts().username }
 
 // Password gives the password away.
-func (c Credential) Password() string { return c.password }
+func (c Credential) Password() string { return c.parts().password }
+
+func (c Credential) parts() parts {
+	if c.held == nil {
+		return parts{}
+	}
+	return **c.held
+}
 
 // IsZero reports whether there is no credential.
-func (c Credential) IsZero() bool { return c == Credential{} }
+func (c Credential) IsZero() bool { return c.held == nil }
 
 // Equal compares without telling by its time how far two credentials agree.
 func (c Credential) Equal(other Credential) bool {
-	return subtle.ConstantTimeCompare([]byte(c.username), []byte(other.username))&
-		subtle.ConstantTimeCompare([]byte(c.password), []byte(other.password)) == 1
+	a, b := c.parts(), other.parts()
+	return subtle.ConstantTimeCompare([]byte(a.username), []byte(b.username))&
+		subtle.ConstantTimeCompare([]byte(a.password), []byte(b.password)) == 1
 }
 
 // String prints that there is a secret, and nothing of it; so do Format, GoString,
