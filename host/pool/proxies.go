@@ -23,44 +23,30 @@ import (
 	"github.com/dodona-project/dodona/host/pool/proxylist"
 	"github.com/dodona-project/dodona/host/refusal"
 	"github.com/dodona-project/dodona/host/store"
-	"github.com/dodona-project/dodona/sdk/worker/target"
 )
 
 const upstreamsIndex = "pool/upstreams" // those that ever had a proxy
 
 // Listed is a proxy of a list.
 type Listed struct {
+	ID        string // empty = [ProxyID]; of one with a username, which the id must not tell, secret.Key.ProxyID
 	Protocol  controlplanev1.Proxy_Protocol
 	Host      string
 	Port      uint16
 	SecretRef string // empty = it takes no credentials
-	Username  string // tells proxies at one address apart
 }
 
 // ProxyID names a proxy of an upstream: the same one of every list and on every host.
 func ProxyID(upstream string, l Listed) string {
+	if l.ID != "" {
+		return l.ID
+	}
 	h := sha256.New()
-	for _, part := range []string{upstream, strconv.Itoa(int(l.Protocol)), l.Host, strconv.Itoa(int(l.Port)), l.Username} {
+	for _, part := range []string{upstream, strconv.Itoa(int(l.Protocol)), l.Host, strconv.Itoa(int(l.Port))} {
 		_ = binary.Write(h, binary.BigEndian, uint32(len(part)))
 		h.Write([]byte(part))
 	}
 	return hex.EncodeToString(h.Sum(nil)[:16])
-}
-
-// Allow judges where the proxies of an upstream may be; nil = there.
-func Allow(u *poolconfig.Upstream) func(host string, port uint16) error {
-	var allowed []target.Class
-	if u.AllowPrivate {
-		allowed = []target.Class{target.Loopback, target.LinkLocal}
-	}
-	return func(host string, port uint16) error {
-		t, err := target.ParseHost(host)
-		if err != nil {
-			return err
-		}
-		t.Port = port
-		return target.CheckProxy(t, allowed...)
-	}
 }
 
 // Import adds the proxies of a list to an upstream, or makes those that are there last
@@ -91,7 +77,7 @@ func (p *Pool) Import(ctx context.Context, actor string, req *controlplanev1.Imp
 	}); err != nil {
 		return nil, err
 	}
-	entries, rejected := proxylist.Parse(req.List, proxylist.Options{Protocol: u.Protocol, Allow: Allow(u)})
+	entries, rejected := proxylist.Parse(req.List, proxylist.Options{Protocol: u.Protocol, Allow: u.AllowAddresses})
 	if len(entries) > limits.ProxiesPerUpstream {
 		return nil, refusal.New(refusal.Exhausted, "list has %d proxies: an upstream has at most %d", len(entries), limits.ProxiesPerUpstream)
 	}

@@ -1269,6 +1269,7 @@ type CredentialVersion struct {
 	SecretRef     string                 `protobuf:"bytes,1,opt,name=secret_ref,json=secretRef,proto3" json:"secret_ref,omitempty"`
 	Version       uint32                 `protobuf:"varint,2,opt,name=version,proto3" json:"version,omitempty"`
 	Digest        []byte                 `protobuf:"bytes,3,opt,name=digest,proto3" json:"digest,omitempty"` // HMAC-SHA-256 under the hosts' common key
+	Past          [][]byte               `protobuf:"bytes,4,rep,name=past,proto3" json:"past,omitempty"`     // of the versions before, the newest first
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1320,6 +1321,13 @@ func (x *CredentialVersion) GetVersion() uint32 {
 func (x *CredentialVersion) GetDigest() []byte {
 	if x != nil {
 		return x.Digest
+	}
+	return nil
+}
+
+func (x *CredentialVersion) GetPast() [][]byte {
+	if x != nil {
+		return x.Past
 	}
 	return nil
 }
@@ -1451,12 +1459,13 @@ const file_state_v1_pool_proto_rawDesc = "" +
 	"\x0eExtractedState\x12,\n" +
 	"\x05proxy\x18\x01 \x01(\v2\x16.controlplane.v1.ProxyR\x05proxy\"4\n" +
 	"\rExtractionKey\x12#\n" +
-	"\rextraction_id\x18\x01 \x01(\tR\fextractionId\"d\n" +
+	"\rextraction_id\x18\x01 \x01(\tR\fextractionId\"x\n" +
 	"\x11CredentialVersion\x12\x1d\n" +
 	"\n" +
 	"secret_ref\x18\x01 \x01(\tR\tsecretRef\x12\x18\n" +
 	"\aversion\x18\x02 \x01(\rR\aversion\x12\x16\n" +
-	"\x06digest\x18\x03 \x01(\fR\x06digestB\x93\x01\n" +
+	"\x06digest\x18\x03 \x01(\fR\x06digest\x12\x12\n" +
+	"\x04past\x18\x04 \x03(\fR\x04pastB\x93\x01\n" +
 	"\fcom.state.v1B\tPoolProtoP\x01Z7github.com/dodona-project/dodona/proto/state/v1;statev1\xa2\x02\x03SXX\xaa\x02\bState.V1\xca\x02\bState\\V1\xe2\x02\x14State\\V1\\GPBMetadata\xea\x02\tState::V1b\x06proto3"
 
 var (
