@@ -343,6 +343,8 @@ func (p *Pool) answer(ctx context.Context, x *statev1.Extraction, replayed bool)
 		}
 		resp.Proxies = append(resp.Proxies, out)
 	}
-	slices.SortFunc(resp.Proxies, func(a, b *controlplanev1.ExtractedProxy) int { return strings.Compare(a.Proxy.ProxyId, b.Proxy.ProxyId) })
+	slices.SortFunc(resp.Proxies, func(a, b *controlplanev1.ExtractedProxy) int {
+		return strings.Compare(a.Proxy.ProxyId, b.Proxy.ProxyId)
+	})
 	return resp, nil
 }

@@ -43,7 +43,7 @@ func (p *Pool) Register(ctx context.Context, req *controlplanev1.RegisterWorkerR
 	session := drawn()
 	resp := &controlplanev1.RegisterWorkerResponse{
 		SessionId: session, RuntimeInterval: durationpb.New(p.o.RuntimeInterval), ProtocolVersion: Protocol,
-		MaxRuntimeCounters: uint32(p.o.MaxCounters), MaxOutcomeBatch: uint32(p.maxOutcomes()),
+		MaxRuntimeCounters: uint32(p.o.MaxCounters), MaxOutcomeBatch: uint32(p.MaxOutcomes()),
 	}
 	return resp, p.o.Store.Update(ctx, store.Soft, func(tx store.Tx) error {
 		c, err := loadCrew(tx, req.WorkerId)
@@ -99,7 +99,11 @@ func (p *Pool) Register(ctx context.Context, req *controlplanev1.RegisterWorkerR
 	})
 }
 
-func (p *Pool) maxOutcomes() int { return min(limits.OutcomesPerBatch, p.o.MaxCounters) }
+// MaxOutcomes is how many outcomes a batch has at most.
+func (p *Pool) MaxOutcomes() int { return min(limits.OutcomesPerBatch, p.o.MaxCounters) }
+
+// MaxCounters is how many proxies a worker owns at most, and counters a report has.
+func (p *Pool) MaxCounters() int { return p.o.MaxCounters }
 
 // current reads a worker and refuses what does not come from its live session.
 func (p *Pool) current(tx store.ReadTx, worker, session string) (*crew, *published, error) {
