@@ -34,6 +34,8 @@ func newClock() *clock {
 func (c *clock) now() time.Time          { return time.UnixMilli(c.ms.Load()) }
 func (c *clock) advance(d time.Duration) { c.ms.Add(d.Milliseconds()) }
 
+func memory(clk *clock) store.Store { return embedded.OpenMemory(embedded.Options{Clock: clk.now}) }
+
 const operator = "spiffe://example.org/admin/ada"
 
 // document is a small configuration: two upstreams, one routing over both.
@@ -66,7 +68,7 @@ type world struct {
 func newWorld(t testing.TB) *world {
 	t.Helper()
 	clk := newClock()
-	st := embedded.OpenMemory(embedded.Options{Clock: clk.now})
+	st := memory(clk)
 	t.Cleanup(func() { _ = st.Close() })
 	return worldOver(t, st, clk)
 }
