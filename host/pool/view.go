@@ -27,11 +27,14 @@ type view struct {
 }
 
 // build reads what a worker should have. Refusals: Precondition when the session is
-// not the worker's current one.
-func (p *Pool) build(ctx context.Context, worker, session string) (v *view, err error) {
+// not the worker's current one, Aborted when the stream is not that session's.
+func (p *Pool) build(ctx context.Context, worker, session, stream string) (v *view, err error) {
 	err = p.o.Store.View(ctx, func(tx store.ReadTx) error {
 		c, have, err := p.current(tx, worker, session)
 		if err != nil {
+			return err
+		}
+		if err := ownership.Streams(c.sent, stream); err != nil {
 			return err
 		}
 		v, err = p.viewOf(tx, c, have)

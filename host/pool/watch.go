@@ -31,7 +31,7 @@ func (p *Pool) Watch(ctx context.Context, req *controlplanev1.WatchSnapshotsRequ
 	var last *controlplanev1.WorkerSnapshot
 	var refresh time.Time
 	for {
-		v, err := p.build(ctx, req.WorkerId, req.SessionId)
+		v, err := p.build(ctx, req.WorkerId, req.SessionId, stream)
 		if err != nil {
 			return err
 		}

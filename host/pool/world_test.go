@@ -63,6 +63,7 @@ type world struct {
 	store store.Store
 	log   *audit.Log
 	p     *pool.Pool
+	off   bool // the upstream spare
 }
 
 func newWorld(t testing.TB) *world {
@@ -133,6 +134,14 @@ func (w *world) find(state controlplanev1.ProxyStatus_State, ids ...string) {
 		}
 		return nil
 	}))
+}
+
+// change switches an upstream, which changes every worker's view.
+func (w *world) change() {
+	w.t.Helper()
+	w.off = !w.off
+	_, err := w.p.SetUpstream(w.ctx, operator, &controlplanev1.SetUpstreamEnabledRequest{Upstream: "spare", Enabled: !w.off})
+	w.must(err)
 }
 
 // proxies are all there are, by id.
