@@ -41,8 +41,12 @@ func TestRuntimeFence(t *testing.T) {
 		{"the same number, other content", func(r *controlplanev1.ReportRuntimeRequest) { r.Counters = other.Counters }, refusal.AlreadyExists},
 		{"the same number, leaving", func(r *controlplanev1.ReportRuntimeRequest) { r.Draining = true }, refusal.AlreadyExists},
 		{"a lower number", func(r *controlplanev1.ReportRuntimeRequest) { r.ReportSequence = 4 }, refusal.Aborted},
-		{"a version ahead of what was acknowledged", func(r *controlplanev1.ReportRuntimeRequest) { r.ReportSequence, r.SnapshotVersion = 6, r.SnapshotVersion+1 }, refusal.Precondition},
-		{"an epoch ahead", func(r *controlplanev1.ReportRuntimeRequest) { r.ReportSequence, r.OwnershipEpoch = 6, r.OwnershipEpoch+1 }, refusal.Precondition},
+		{"a version ahead of what was acknowledged", func(r *controlplanev1.ReportRuntimeRequest) {
+			r.ReportSequence, r.SnapshotVersion = 6, r.SnapshotVersion+1
+		}, refusal.Precondition},
+		{"an epoch ahead", func(r *controlplanev1.ReportRuntimeRequest) {
+			r.ReportSequence, r.OwnershipEpoch = 6, r.OwnershipEpoch+1
+		}, refusal.Precondition},
 		{"another session", func(r *controlplanev1.ReportRuntimeRequest) { r.ReportSequence, r.SessionId = 6, "other" }, refusal.Precondition},
 		{"no worker of that name", func(r *controlplanev1.ReportRuntimeRequest) { r.WorkerId = "w9" }, refusal.Precondition},
 		{"the next", func(r *controlplanev1.ReportRuntimeRequest) { r.ReportSequence = 7 }, 0},

@@ -215,6 +215,7 @@ func (w *world) chain() (entries []entry) {
 // worker is a client that follows the protocol by hand.
 type worker struct {
 	*world
+	p           *pool.Pool // the host that it talks to
 	id, session string
 	sequence    uint64
 	stream      *stream
@@ -225,7 +226,7 @@ type worker struct {
 // join registers a worker, has it accept its first snapshot and report.
 func (w *world) join(id string, edit ...func(*controlplanev1.RegisterWorkerRequest)) *worker {
 	w.t.Helper()
-	x := &worker{world: w, id: id, uses: map[string]uint32{}}
+	x := &worker{world: w, p: w.p, id: id, uses: map[string]uint32{}}
 	x.register(edit...)
 	x.watch()
 	x.accept(x.next())
