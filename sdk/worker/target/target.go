@@ -55,17 +55,19 @@ func (m *Malformed) Error() string { return fmt.Sprintf("target %.80q %s", m.Wha
 // none). An IPv6 address is in brackets. The error is a *Malformed.
 func Parse(authority string, defaultPort uint16) (Target, error) {
 	wrong := func(why string) (Target, error) { return Target{}, &Malformed{What: authority, Why: why} }
-	host, port, found := authority, "", false
+	host, port, _ := strings.Cut(authority, ":")
 	bracketed := strings.HasPrefix(authority, "[")
 	if bracketed {
-		var rest string
-		if host, rest, found = strings.Cut(authority[1:], "]"); !found {
+		address, rest, closed := strings.Cut(authority[1:], "]")
+		text, colon := strings.CutPrefix(rest, ":")
+		switch {
+		case !closed:
 			return wrong("has no ] after its address")
-		}
-		if port, found = strings.CutPrefix(rest, ":"); !found && rest != "" {
+		case !colon && rest != "":
 			return wrong("has something else than a port after its ]")
 		}
-	} else if host, port, found = strings.Cut(authority, ":"); strings.Contains(port, ":") {
+		host, port = address, text
+	} else if strings.Contains(port, ":") {
 		return wrong("has more than one colon: an IPv6 address is written in brackets, as in [2001:db8::1]:443")
 	}
 	t := Target{Port: defaultPort}
