@@ -16,7 +16,7 @@ func (p *Pool) OpenStream(ctx context.Context, req *controlplanev1.WatchSnapshot
 // StepStream is one turn of Watch's loop; nil when there is nothing to send.
 
 func (p *Pool) StepStream(ctx context.Context, worker, session, stream string, last *controlplanev1.WorkerSnapshot) (*controlplanev1.WorkerSnapshot, error) {
-	v, err := p.build(ctx, worker, session)
+	v, err := p.build(ctx, worker, session, stream)
 	if err != nil {
 		return nil, err
 	}

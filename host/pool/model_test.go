@@ -23,6 +23,7 @@ import (
 
 var (
 	modelSeeds = flag.Int("seeds", 40, "seeds of the model test")
+	redisSeeds = flag.Int("redis-seeds", 4, "the same over Redis")
 	modelFirst = flag.Uint64("seed", 1, "the first of them")
 )
 
@@ -608,6 +609,14 @@ func runModel(t *testing.T, seed uint64, seen map[string]int) {
 	m := newModel(t, seed, st, clk)
 	m.ctx = ctx
 	m.run(modelSteps)
+	m.sum(seen)
+	if err := st.Close(); err != nil && !errors.Is(err, store.ErrClosed) {
+		t.Fatal(err)
+	}
+}
+
+// sum adds up what a run has come to.
+func (m *model) sum(seen map[string]int) {
 	for _, e := range m.chain() {
 		seen[e.Kind]++
 		seen[e.Detail["state"]]++
@@ -617,8 +626,5 @@ func runModel(t *testing.T, seed uint64, seen map[string]int) {
 	}
 	for what, n := range m.seen {
 		seen[what] += n
-	}
-	if err := st.Close(); err != nil && !errors.Is(err, store.ErrClosed) {
-		t.Fatal(err)
 	}
 }

@@ -63,6 +63,7 @@ type world struct {
 	store store.Store
 	log   *audit.Log
 	p     *pool.Pool
+	off   bool // the upstream spare
 }
 
 func newWorld(t testing.TB) *world {
@@ -133,6 +134,14 @@ func (w *world) find(state controlplanev1.ProxyStatus_State, ids ...string) {
 		}
 		return nil
 	}))
+}
+
+// change switches an upstream, which changes every worker's view.
+func (w *world) change() {
+	w.t.Helper()
+	w.off = !w.off
+	_, err := w.p.SetUpstream(w.ctx, operator, &controlplanev1.SetUpstreamEnabledRequest{Upstream: "spare", Enabled: !w.off})
+	w.must(err)
 }
 
 // proxies are all there are, by id.
@@ -206,6 +215,7 @@ func (w *world) chain() (entries []entry) {
 // worker is a client that follows the protocol by hand.
 type worker struct {
 	*world
+	p           *pool.Pool // the host that it talks to
 	id, session string
 	sequence    uint64
 	stream      *stream
@@ -216,7 +226,7 @@ type worker struct {
 // join registers a worker, has it accept its first snapshot and report.
 func (w *world) join(id string, edit ...func(*controlplanev1.RegisterWorkerRequest)) *worker {
 	w.t.Helper()
-	x := &worker{world: w, id: id, uses: map[string]uint32{}}
+	x := &worker{world: w, p: w.p, id: id, uses: map[string]uint32{}}
 	x.register(edit...)
 	x.watch()
 	x.accept(x.next())

@@ -79,15 +79,24 @@ func Begin(s *statev1.WorkerSnapshots, session string) {
 	s.Issued, s.Accepted, s.RefusedVersion = nil, nil, 0
 }
 
+// Streams refuses a stream that is not the newest of its worker.
+func Streams(s *statev1.WorkerSnapshots, stream string) error {
+	if s.StreamId != stream {
+		return refusal.New(refusal.Aborted, "another WatchSnapshots of this worker took this one's place")
+	}
+	return nil
+}
+
 // Issue notes a snapshot before it is sent on a stream, and gives it the next version.
 // Only the newest stream of a session issues, and epochs never go back.
 func Issue(s *statev1.WorkerSnapshots, session, stream string, ref *statev1.SnapshotReference, now int64) error {
-	switch {
-	case s.SessionId != session:
+	if s.SessionId != session {
 		return errSession()
-	case s.StreamId != stream:
-		return refusal.New(refusal.Aborted, "another WatchSnapshots of this session took this one's place")
-	case ref.OwnershipEpoch < s.OwnershipEpoch:
+	}
+	if err := Streams(s, stream); err != nil {
+		return err
+	}
+	if ref.OwnershipEpoch < s.OwnershipEpoch {
 		return refusal.New(refusal.Unavailable, "the store was read at an older ownership epoch than this worker has seen: watch again")
 	}
 	s.Version++
