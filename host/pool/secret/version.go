@@ -9,11 +9,15 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"io/fs"
 	"log/slog"
 	"net"
+	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
+
+	"github.com/dodona-project/dodona/host/store/datadir"
 )
 
 // Digest is what the store holds of a credential: nothing can be learnt from it
@@ -42,6 +46,32 @@ func ParseKey(text string) (Key, error) {
 	key := (*[sha256.Size]byte)(raw)
 	return Key{raw: &key}, nil
 }
+
+// OpenKey reads a key from a file that nobody but its owner may read. When there is
+// no file and create says so, it makes a key there. Hosts of one cluster need the
+// same one: with another, a host's digests say nothing to the others.
+func OpenKey(path string, create bool) (Key, error) {
+	dir, name := filepath.Split(path)
+	if dir == "" {
+		dir = "."
+	}
+	text, err := ReadPrivate(dir, name, maxFile)
+	if errors.Is(err, fs.ErrNotExist) && create {
+		text = []byte(GenerateKey())
+		err = datadir.WriteFile(path, text)
+	}
+	if err != nil {
+		return Key{}, fmt.Errorf("the key of credentials' digests, %s, %w", path, err)
+	}
+	k, err := ParseKey(string(text))
+	if err != nil {
+		return Key{}, fmt.Errorf("the key of credentials' digests, %s, %w", path, err)
+	}
+	return k, nil
+}
+
+// IsZero reports whether there is no key. Without one nothing has a digest.
+func (k Key) IsZero() bool { return k.raw == nil }
 
 // String prints that there is a secret.
 func (k Key) String() string { return hidden }
