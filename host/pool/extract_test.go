@@ -93,7 +93,7 @@ func TestExtractKeys(t *testing.T) {
 		t.Errorf("by its id it is %v, want %v", got, want)
 	}
 	_, err = w.p.Extraction(w.ctx, "somebody else", first.ExtractionId)
-	refusedAs(t, "somebody else's extraction", err, refusal.NotFound)
+	refusedAs(t, "somebody else's", err, refusal.NotFound)
 	other := proto.CloneOf(req)
 	other.Count = 1
 	_, err = w.p.Extract(w.ctx, operator, other)
