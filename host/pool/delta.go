@@ -4,6 +4,8 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	controlplanev1 "github.com/dodona-project/dodona/proto/controlplane/v1"
+
+	"github.com/dodona-project/dodona/sdk/worker/digest"
 )
 
 // delta says how a snapshot differs from the one before it on the same stream.
@@ -59,7 +61,7 @@ func equalRoutings(a, b []*controlplanev1.Routing) bool {
 		return false
 	}
 	for i := range a {
-		if !proto.Equal(a[i], b[i]) {
+		if digest.RoutingItem(a[i]) != digest.RoutingItem(b[i]) {
 			return false
 		}
 	}

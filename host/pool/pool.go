@@ -144,12 +144,14 @@ func (p *Pool) Run(ctx context.Context) error {
 		if !share {
 			continue
 		}
+		began := time.Now()
 		p.report("share proxies out", p.Allocate(ctx))
-		// What this has written is noticed again; so is what others write meanwhile.
+		// A look reads every proxy, and any change of one is a notice: so that looks take
+		// a twentieth of the time, whatever their number.
 		select {
 		case <-ctx.Done():
 			return nil
-		case <-time.After(p.o.Coalesce):
+		case <-time.After(min(max(p.o.Coalesce, 20*time.Since(began)), allocateEvery)):
 		}
 	}
 }

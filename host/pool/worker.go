@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/rand"
 	"crypto/sha256"
+	"encoding/binary"
 	"encoding/hex"
 	"errors"
 	"fmt"
@@ -158,7 +159,7 @@ func (p *Pool) ReportRuntime(ctx context.Context, actor string, req *controlplan
 	news := false
 	report := func(d store.Durability) error {
 		return p.o.Store.Update(ctx, d, func(tx store.Tx) (err error) {
-			news, err = p.takeReport(tx, d, actor, req.WorkerId, proto.CloneOf(next), resp)
+			news, err = p.takeReport(tx, d, actor, req.WorkerId, next, resp)
 			return err
 		})
 	}
@@ -172,18 +173,27 @@ func (p *Pool) ReportRuntime(ctx context.Context, actor string, req *controlplan
 	return resp, err
 }
 
-// runtimeOf is a report as it is kept.
+// runtimeOf is a report as it is kept. Its counters, which are nearly all of it, are
+// encoded once, for the record and for the digest.
 func runtimeOf(req *controlplanev1.ReportRuntimeRequest) *statev1.WorkerRuntime {
-	bytes, _ := proto.MarshalOptions{Deterministic: true}.Marshal(req) // it was just parsed
-	sum := sha256.Sum256(bytes)
-	counters := slices.SortedFunc(slices.Values(req.Counters), func(a, b *controlplanev1.RuntimeCounter) int { return strings.Compare(a.ProxyId, b.ProxyId) })
+	once := proto.MarshalOptions{Deterministic: true}
+	counters, _ := once.Marshal(&statev1.RuntimeCounters{Counters: req.Counters}) // it was just parsed
+	rest, _ := once.Marshal(&controlplanev1.ReportRuntimeRequest{
+		SessionId: req.SessionId, ReportSequence: req.ReportSequence, SnapshotVersion: req.SnapshotVersion, OwnershipEpoch: req.OwnershipEpoch,
+		ObservedAt: req.ObservedAt, Draining: req.Draining,
+	})
+	h := sha256.New()
+	h.Write(binary.BigEndian.AppendUint32(nil, uint32(len(rest))))
+	h.Write(rest)
+	h.Write(counters)
 	return &statev1.WorkerRuntime{
-		SessionId: req.SessionId, Sequence: req.ReportSequence, Digest: sum[:], SnapshotVersion: req.SnapshotVersion, OwnershipEpoch: req.OwnershipEpoch,
+		SessionId: req.SessionId, Sequence: req.ReportSequence, Digest: h.Sum(nil), SnapshotVersion: req.SnapshotVersion, OwnershipEpoch: req.OwnershipEpoch,
 		Counters: counters, Draining: req.Draining,
 	}
 }
 
-// takeReport is one run of ReportRuntime's transaction. news says that proxies are to
+// takeReport is one run of ReportRuntime's transaction; another one may follow with the
+// same next. news says that proxies are to
 // be shared out again.
 func (p *Pool) takeReport(tx store.Tx, d store.Durability, actor, worker string, next *statev1.WorkerRuntime, resp *controlplanev1.ReportRuntimeResponse) (news bool, err error) {
 	c, _, err := p.current(tx, worker, next.SessionId)
@@ -200,7 +210,7 @@ func (p *Pool) takeReport(tx store.Tx, d store.Durability, actor, worker string,
 		return false, nil
 	}
 	news = c.runtime.SessionId != next.SessionId || c.runtime.Draining != next.Draining
-	next.AcceptedMs = tx.Now().UnixMilli()
+	next.AcceptedMs, next.ReleasedProxyIds = tx.Now().UnixMilli(), nil
 	c.runtime = next
 	if next.ReleasedProxyIds, err = p.releaseUnused(tx, d, actor, c); err != nil {
 		return false, err
@@ -226,15 +236,19 @@ func revoked(c *crew) (ids []string) {
 // releaseUnused releases the drained proxies that the worker's view lacks and its
 // report shows to be unused.
 func (p *Pool) releaseUnused(tx store.Tx, d store.Durability, actor string, c *crew) (released []string, err error) {
-	used := map[string]bool{}
-	for _, counter := range c.runtime.Counters {
-		used[counter.ProxyId] = counter.Active > 0 || counter.Reserved > 0
-	}
 	var ready []*statev1.DrainState
 	for _, t := range c.drains.Tickets {
-		if ownership.Passed(t, c.sent) && !used[t.ProxyId] && len(ready) < batch {
+		if ownership.Passed(t, c.sent) {
 			ready = append(ready, t)
 		}
+	}
+	if len(ready) > 0 {
+		used := map[string]bool{}
+		for _, counter := range ownership.Counters(c.runtime) {
+			used[counter.ProxyId] = counter.Active > 0 || counter.Reserved > 0
+		}
+		ready = slices.DeleteFunc(ready, func(t *statev1.DrainState) bool { return used[t.ProxyId] })
+		ready = ready[:min(len(ready), batch)]
 	}
 	if len(ready) == 0 {
 		return nil, nil

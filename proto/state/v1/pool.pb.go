@@ -726,7 +726,7 @@ type WorkerRuntime struct {
 	SnapshotVersion  uint64                 `protobuf:"varint,4,opt,name=snapshot_version,json=snapshotVersion,proto3" json:"snapshot_version,omitempty"`
 	OwnershipEpoch   uint64                 `protobuf:"varint,5,opt,name=ownership_epoch,json=ownershipEpoch,proto3" json:"ownership_epoch,omitempty"`
 	AcceptedMs       int64                  `protobuf:"varint,6,opt,name=accepted_ms,json=acceptedMs,proto3" json:"accepted_ms,omitempty"`                    // renews the session
-	Counters         []*v1.RuntimeCounter   `protobuf:"bytes,7,rep,name=counters,proto3" json:"counters,omitempty"`                                           // by proxy id
+	Counters         []byte                 `protobuf:"bytes,7,opt,name=counters,proto3" json:"counters,omitempty"`                                           // RuntimeCounters, which few readers need: encoded, so that the others do not parse them
 	Draining         bool                   `protobuf:"varint,8,opt,name=draining,proto3" json:"draining,omitempty"`                                          // the worker leaves
 	ReleasedProxyIds []string               `protobuf:"bytes,9,rep,name=released_proxy_ids,json=releasedProxyIds,proto3" json:"released_proxy_ids,omitempty"` // by this report; a replay is answered alike
 	unknownFields    protoimpl.UnknownFields
@@ -805,7 +805,7 @@ func (x *WorkerRuntime) GetAcceptedMs() int64 {
 	return 0
 }
 
-func (x *WorkerRuntime) GetCounters() []*v1.RuntimeCounter {
+func (x *WorkerRuntime) GetCounters() []byte {
 	if x != nil {
 		return x.Counters
 	}
@@ -826,6 +826,51 @@ func (x *WorkerRuntime) GetReleasedProxyIds() []string {
 	return nil
 }
 
+// Of WorkerRuntime.
+type RuntimeCounters struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Counters      []*v1.RuntimeCounter   `protobuf:"bytes,1,rep,name=counters,proto3" json:"counters,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RuntimeCounters) Reset() {
+	*x = RuntimeCounters{}
+	mi := &file_state_v1_pool_proto_msgTypes[8]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RuntimeCounters) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RuntimeCounters) ProtoMessage() {}
+
+func (x *RuntimeCounters) ProtoReflect() protoreflect.Message {
+	mi := &file_state_v1_pool_proto_msgTypes[8]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RuntimeCounters.ProtoReflect.Descriptor instead.
+func (*RuntimeCounters) Descriptor() ([]byte, []int) {
+	return file_state_v1_pool_proto_rawDescGZIP(), []int{8}
+}
+
+func (x *RuntimeCounters) GetCounters() []*v1.RuntimeCounter {
+	if x != nil {
+		return x.Counters
+	}
+	return nil
+}
+
 // pool/outcomes/<worker>: the fence of its outcome batches. Soft.
 type WorkerOutcomes struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -838,7 +883,7 @@ type WorkerOutcomes struct {
 
 func (x *WorkerOutcomes) Reset() {
 	*x = WorkerOutcomes{}
-	mi := &file_state_v1_pool_proto_msgTypes[8]
+	mi := &file_state_v1_pool_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -850,7 +895,7 @@ func (x *WorkerOutcomes) String() string {
 func (*WorkerOutcomes) ProtoMessage() {}
 
 func (x *WorkerOutcomes) ProtoReflect() protoreflect.Message {
-	mi := &file_state_v1_pool_proto_msgTypes[8]
+	mi := &file_state_v1_pool_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -863,7 +908,7 @@ func (x *WorkerOutcomes) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkerOutcomes.ProtoReflect.Descriptor instead.
 func (*WorkerOutcomes) Descriptor() ([]byte, []int) {
-	return file_state_v1_pool_proto_rawDescGZIP(), []int{8}
+	return file_state_v1_pool_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *WorkerOutcomes) GetSessionId() string {
@@ -897,7 +942,7 @@ type WorkerDrains struct {
 
 func (x *WorkerDrains) Reset() {
 	*x = WorkerDrains{}
-	mi := &file_state_v1_pool_proto_msgTypes[9]
+	mi := &file_state_v1_pool_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -909,7 +954,7 @@ func (x *WorkerDrains) String() string {
 func (*WorkerDrains) ProtoMessage() {}
 
 func (x *WorkerDrains) ProtoReflect() protoreflect.Message {
-	mi := &file_state_v1_pool_proto_msgTypes[9]
+	mi := &file_state_v1_pool_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -922,7 +967,7 @@ func (x *WorkerDrains) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkerDrains.ProtoReflect.Descriptor instead.
 func (*WorkerDrains) Descriptor() ([]byte, []int) {
-	return file_state_v1_pool_proto_rawDescGZIP(), []int{9}
+	return file_state_v1_pool_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *WorkerDrains) GetTickets() []*DrainState {
@@ -948,7 +993,7 @@ type DrainState struct {
 
 func (x *DrainState) Reset() {
 	*x = DrainState{}
-	mi := &file_state_v1_pool_proto_msgTypes[10]
+	mi := &file_state_v1_pool_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -960,7 +1005,7 @@ func (x *DrainState) String() string {
 func (*DrainState) ProtoMessage() {}
 
 func (x *DrainState) ProtoReflect() protoreflect.Message {
-	mi := &file_state_v1_pool_proto_msgTypes[10]
+	mi := &file_state_v1_pool_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -973,7 +1018,7 @@ func (x *DrainState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainState.ProtoReflect.Descriptor instead.
 func (*DrainState) Descriptor() ([]byte, []int) {
-	return file_state_v1_pool_proto_rawDescGZIP(), []int{10}
+	return file_state_v1_pool_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *DrainState) GetProxyId() string {
@@ -1037,7 +1082,7 @@ type Shortfall struct {
 
 func (x *Shortfall) Reset() {
 	*x = Shortfall{}
-	mi := &file_state_v1_pool_proto_msgTypes[11]
+	mi := &file_state_v1_pool_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1049,7 +1094,7 @@ func (x *Shortfall) String() string {
 func (*Shortfall) ProtoMessage() {}
 
 func (x *Shortfall) ProtoReflect() protoreflect.Message {
-	mi := &file_state_v1_pool_proto_msgTypes[11]
+	mi := &file_state_v1_pool_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1062,7 +1107,7 @@ func (x *Shortfall) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Shortfall.ProtoReflect.Descriptor instead.
 func (*Shortfall) Descriptor() ([]byte, []int) {
-	return file_state_v1_pool_proto_rawDescGZIP(), []int{11}
+	return file_state_v1_pool_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *Shortfall) GetCount() uint32 {
@@ -1095,7 +1140,7 @@ type Extraction struct {
 
 func (x *Extraction) Reset() {
 	*x = Extraction{}
-	mi := &file_state_v1_pool_proto_msgTypes[12]
+	mi := &file_state_v1_pool_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1107,7 +1152,7 @@ func (x *Extraction) String() string {
 func (*Extraction) ProtoMessage() {}
 
 func (x *Extraction) ProtoReflect() protoreflect.Message {
-	mi := &file_state_v1_pool_proto_msgTypes[12]
+	mi := &file_state_v1_pool_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1120,7 +1165,7 @@ func (x *Extraction) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Extraction.ProtoReflect.Descriptor instead.
 func (*Extraction) Descriptor() ([]byte, []int) {
-	return file_state_v1_pool_proto_rawDescGZIP(), []int{12}
+	return file_state_v1_pool_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *Extraction) GetId() string {
@@ -1182,7 +1227,7 @@ type ExtractedState struct {
 
 func (x *ExtractedState) Reset() {
 	*x = ExtractedState{}
-	mi := &file_state_v1_pool_proto_msgTypes[13]
+	mi := &file_state_v1_pool_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1194,7 +1239,7 @@ func (x *ExtractedState) String() string {
 func (*ExtractedState) ProtoMessage() {}
 
 func (x *ExtractedState) ProtoReflect() protoreflect.Message {
-	mi := &file_state_v1_pool_proto_msgTypes[13]
+	mi := &file_state_v1_pool_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1207,7 +1252,7 @@ func (x *ExtractedState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExtractedState.ProtoReflect.Descriptor instead.
 func (*ExtractedState) Descriptor() ([]byte, []int) {
-	return file_state_v1_pool_proto_rawDescGZIP(), []int{13}
+	return file_state_v1_pool_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *ExtractedState) GetProxy() *v1.Proxy {
@@ -1227,7 +1272,7 @@ type ExtractionKey struct {
 
 func (x *ExtractionKey) Reset() {
 	*x = ExtractionKey{}
-	mi := &file_state_v1_pool_proto_msgTypes[14]
+	mi := &file_state_v1_pool_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1239,7 +1284,7 @@ func (x *ExtractionKey) String() string {
 func (*ExtractionKey) ProtoMessage() {}
 
 func (x *ExtractionKey) ProtoReflect() protoreflect.Message {
-	mi := &file_state_v1_pool_proto_msgTypes[14]
+	mi := &file_state_v1_pool_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1252,7 +1297,7 @@ func (x *ExtractionKey) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExtractionKey.ProtoReflect.Descriptor instead.
 func (*ExtractionKey) Descriptor() ([]byte, []int) {
-	return file_state_v1_pool_proto_rawDescGZIP(), []int{14}
+	return file_state_v1_pool_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *ExtractionKey) GetExtractionId() string {
@@ -1276,7 +1321,7 @@ type CredentialVersion struct {
 
 func (x *CredentialVersion) Reset() {
 	*x = CredentialVersion{}
-	mi := &file_state_v1_pool_proto_msgTypes[15]
+	mi := &file_state_v1_pool_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1288,7 +1333,7 @@ func (x *CredentialVersion) String() string {
 func (*CredentialVersion) ProtoMessage() {}
 
 func (x *CredentialVersion) ProtoReflect() protoreflect.Message {
-	mi := &file_state_v1_pool_proto_msgTypes[15]
+	mi := &file_state_v1_pool_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1301,7 +1346,7 @@ func (x *CredentialVersion) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CredentialVersion.ProtoReflect.Descriptor instead.
 func (*CredentialVersion) Descriptor() ([]byte, []int) {
-	return file_state_v1_pool_proto_rawDescGZIP(), []int{15}
+	return file_state_v1_pool_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *CredentialVersion) GetSecretRef() string {
@@ -1413,7 +1458,7 @@ const file_state_v1_pool_proto_rawDesc = "" +
 	"\aversion\x18\x01 \x01(\x04R\aversion\x12'\n" +
 	"\x0fownership_epoch\x18\x02 \x01(\x04R\x0eownershipEpoch\x12\x1a\n" +
 	"\bchecksum\x18\x03 \x01(\fR\bchecksum\x12\x19\n" +
-	"\bvalid_ms\x18\x04 \x01(\x03R\avalidMs\"\xde\x02\n" +
+	"\bvalid_ms\x18\x04 \x01(\x03R\avalidMs\"\xbd\x02\n" +
 	"\rWorkerRuntime\x12\x1d\n" +
 	"\n" +
 	"session_id\x18\x01 \x01(\tR\tsessionId\x12\x1a\n" +
@@ -1422,10 +1467,12 @@ const file_state_v1_pool_proto_rawDesc = "" +
 	"\x10snapshot_version\x18\x04 \x01(\x04R\x0fsnapshotVersion\x12'\n" +
 	"\x0fownership_epoch\x18\x05 \x01(\x04R\x0eownershipEpoch\x12\x1f\n" +
 	"\vaccepted_ms\x18\x06 \x01(\x03R\n" +
-	"acceptedMs\x12;\n" +
-	"\bcounters\x18\a \x03(\v2\x1f.controlplane.v1.RuntimeCounterR\bcounters\x12\x1a\n" +
+	"acceptedMs\x12\x1a\n" +
+	"\bcounters\x18\a \x01(\fR\bcounters\x12\x1a\n" +
 	"\bdraining\x18\b \x01(\bR\bdraining\x12,\n" +
-	"\x12released_proxy_ids\x18\t \x03(\tR\x10releasedProxyIds\"c\n" +
+	"\x12released_proxy_ids\x18\t \x03(\tR\x10releasedProxyIds\"N\n" +
+	"\x0fRuntimeCounters\x12;\n" +
+	"\bcounters\x18\x01 \x03(\v2\x1f.controlplane.v1.RuntimeCounterR\bcounters\"c\n" +
 	"\x0eWorkerOutcomes\x12\x1d\n" +
 	"\n" +
 	"session_id\x18\x01 \x01(\tR\tsessionId\x12\x1a\n" +
@@ -1480,7 +1527,7 @@ func file_state_v1_pool_proto_rawDescGZIP() []byte {
 	return file_state_v1_pool_proto_rawDescData
 }
 
-var file_state_v1_pool_proto_msgTypes = make([]protoimpl.MessageInfo, 18)
+var file_state_v1_pool_proto_msgTypes = make([]protoimpl.MessageInfo, 19)
 var file_state_v1_pool_proto_goTypes = []any{
 	(*PoolConfig)(nil),        // 0: state.v1.PoolConfig
 	(*RoutingSwitch)(nil),     // 1: state.v1.RoutingSwitch
@@ -1490,39 +1537,40 @@ var file_state_v1_pool_proto_goTypes = []any{
 	(*WorkerSnapshots)(nil),   // 5: state.v1.WorkerSnapshots
 	(*SnapshotReference)(nil), // 6: state.v1.SnapshotReference
 	(*WorkerRuntime)(nil),     // 7: state.v1.WorkerRuntime
-	(*WorkerOutcomes)(nil),    // 8: state.v1.WorkerOutcomes
-	(*WorkerDrains)(nil),      // 9: state.v1.WorkerDrains
-	(*DrainState)(nil),        // 10: state.v1.DrainState
-	(*Shortfall)(nil),         // 11: state.v1.Shortfall
-	(*Extraction)(nil),        // 12: state.v1.Extraction
-	(*ExtractedState)(nil),    // 13: state.v1.ExtractedState
-	(*ExtractionKey)(nil),     // 14: state.v1.ExtractionKey
-	(*CredentialVersion)(nil), // 15: state.v1.CredentialVersion
-	nil,                       // 16: state.v1.PoolConfig.UpstreamsEntry
-	nil,                       // 17: state.v1.PoolConfig.RoutingsEntry
-	(*v1.UpstreamRef)(nil),    // 18: controlplane.v1.UpstreamRef
-	(*structpb.Struct)(nil),   // 19: google.protobuf.Struct
-	(v1.Proxy_Protocol)(0),    // 20: controlplane.v1.Proxy.Protocol
-	(v1.ProxyStatus_State)(0), // 21: controlplane.v1.ProxyStatus.State
-	(v1.DrainTicket_State)(0), // 22: controlplane.v1.DrainTicket.State
-	(*v1.RuntimeCounter)(nil), // 23: controlplane.v1.RuntimeCounter
-	(*v1.Proxy)(nil),          // 24: controlplane.v1.Proxy
+	(*RuntimeCounters)(nil),   // 8: state.v1.RuntimeCounters
+	(*WorkerOutcomes)(nil),    // 9: state.v1.WorkerOutcomes
+	(*WorkerDrains)(nil),      // 10: state.v1.WorkerDrains
+	(*DrainState)(nil),        // 11: state.v1.DrainState
+	(*Shortfall)(nil),         // 12: state.v1.Shortfall
+	(*Extraction)(nil),        // 13: state.v1.Extraction
+	(*ExtractedState)(nil),    // 14: state.v1.ExtractedState
+	(*ExtractionKey)(nil),     // 15: state.v1.ExtractionKey
+	(*CredentialVersion)(nil), // 16: state.v1.CredentialVersion
+	nil,                       // 17: state.v1.PoolConfig.UpstreamsEntry
+	nil,                       // 18: state.v1.PoolConfig.RoutingsEntry
+	(*v1.UpstreamRef)(nil),    // 19: controlplane.v1.UpstreamRef
+	(*structpb.Struct)(nil),   // 20: google.protobuf.Struct
+	(v1.Proxy_Protocol)(0),    // 21: controlplane.v1.Proxy.Protocol
+	(v1.ProxyStatus_State)(0), // 22: controlplane.v1.ProxyStatus.State
+	(v1.DrainTicket_State)(0), // 23: controlplane.v1.DrainTicket.State
+	(*v1.RuntimeCounter)(nil), // 24: controlplane.v1.RuntimeCounter
+	(*v1.Proxy)(nil),          // 25: controlplane.v1.Proxy
 }
 var file_state_v1_pool_proto_depIdxs = []int32{
-	16, // 0: state.v1.PoolConfig.upstreams:type_name -> state.v1.PoolConfig.UpstreamsEntry
-	17, // 1: state.v1.PoolConfig.routings:type_name -> state.v1.PoolConfig.RoutingsEntry
-	18, // 2: state.v1.RoutingSwitch.upstreams:type_name -> controlplane.v1.UpstreamRef
-	19, // 3: state.v1.RoutingSwitch.strategy_config:type_name -> google.protobuf.Struct
-	20, // 4: state.v1.ProxyState.protocol:type_name -> controlplane.v1.Proxy.Protocol
-	21, // 5: state.v1.ProxyState.state:type_name -> controlplane.v1.ProxyStatus.State
-	22, // 6: state.v1.ProxyState.drained:type_name -> controlplane.v1.DrainTicket.State
+	17, // 0: state.v1.PoolConfig.upstreams:type_name -> state.v1.PoolConfig.UpstreamsEntry
+	18, // 1: state.v1.PoolConfig.routings:type_name -> state.v1.PoolConfig.RoutingsEntry
+	19, // 2: state.v1.RoutingSwitch.upstreams:type_name -> controlplane.v1.UpstreamRef
+	20, // 3: state.v1.RoutingSwitch.strategy_config:type_name -> google.protobuf.Struct
+	21, // 4: state.v1.ProxyState.protocol:type_name -> controlplane.v1.Proxy.Protocol
+	22, // 5: state.v1.ProxyState.state:type_name -> controlplane.v1.ProxyStatus.State
+	23, // 6: state.v1.ProxyState.drained:type_name -> controlplane.v1.DrainTicket.State
 	6,  // 7: state.v1.WorkerSnapshots.issued:type_name -> state.v1.SnapshotReference
 	6,  // 8: state.v1.WorkerSnapshots.accepted:type_name -> state.v1.SnapshotReference
-	23, // 9: state.v1.WorkerRuntime.counters:type_name -> controlplane.v1.RuntimeCounter
-	10, // 10: state.v1.WorkerDrains.tickets:type_name -> state.v1.DrainState
+	24, // 9: state.v1.RuntimeCounters.counters:type_name -> controlplane.v1.RuntimeCounter
+	11, // 10: state.v1.WorkerDrains.tickets:type_name -> state.v1.DrainState
 	6,  // 11: state.v1.DrainState.barrier:type_name -> state.v1.SnapshotReference
-	13, // 12: state.v1.Extraction.proxies:type_name -> state.v1.ExtractedState
-	24, // 13: state.v1.ExtractedState.proxy:type_name -> controlplane.v1.Proxy
+	14, // 12: state.v1.Extraction.proxies:type_name -> state.v1.ExtractedState
+	25, // 13: state.v1.ExtractedState.proxy:type_name -> controlplane.v1.Proxy
 	1,  // 14: state.v1.PoolConfig.RoutingsEntry.value:type_name -> state.v1.RoutingSwitch
 	15, // [15:15] is the sub-list for method output_type
 	15, // [15:15] is the sub-list for method input_type
@@ -1542,7 +1590,7 @@ func file_state_v1_pool_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_state_v1_pool_proto_rawDesc), len(file_state_v1_pool_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   18,
+			NumMessages:   19,
 			NumExtensions: 0,
 			NumServices:   0,
 		},
