@@ -3,7 +3,6 @@ package secret
 import (
 	"bytes"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"log/slog"
 	"os"
@@ -204,39 +203,6 @@ func TestKeys(t *testing.T) {
 			t.Errorf("the id %s", id)
 		}
 		ids[id] = true
-	}
-}
-
-func TestKeyFiles(t *testing.T) {
-	dir := t.TempDir()
-	path := filepath.Join(dir, "pool.key")
-	if _, err := OpenKey(path, false); !errors.Is(err, os.ErrNotExist) {
-		t.Errorf("no file: %v", err)
-	}
-	made, err := OpenKey(path, true)
-	if err != nil {
-		t.Fatal(err)
-	}
-	info, err := os.Stat(path)
-	if err != nil || info.Mode().Perm() != 0o600 {
-		t.Errorf("the file is %v, %v", info.Mode(), err)
-	}
-	read, err := OpenKey(path, true)
-	if c := credential(t, "u", "p"); err != nil || read.Digest(c) != made.Digest(c) || read.IsZero() || !(Key{}).IsZero() {
-		t.Errorf("read again it is another key, or: %v", err)
-	}
-	if err := os.Chmod(path, 0o640); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := OpenKey(path, true); err == nil || !strings.Contains(err.Error(), "mode 0640") {
-		t.Errorf("readable by others: %v", err)
-	}
-	bad := filepath.Join(dir, "bad")
-	if err := os.WriteFile(bad, []byte(planted), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := OpenKey(bad, true); err == nil || strings.Contains(err.Error(), planted) {
-		t.Errorf("no key: %v", err)
 	}
 }
 

@@ -9,15 +9,11 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
-	"io/fs"
 	"log/slog"
 	"net"
-	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
-
-	"github.com/dodona-project/dodona/host/store/datadir"
 )
 
 // Digest is what the store holds of a credential: nothing can be learnt from it
@@ -41,33 +37,10 @@ func GenerateKey() string {
 func ParseKey(text string) (Key, error) {
 	raw, err := hex.DecodeString(strings.TrimRight(text, "\r\n"))
 	if err != nil || len(raw) != sha256.Size {
-		return Key{}, errors.New("does not hold 64 hex digits: make a key with \"openssl rand -hex 32\"")
+		return Key{}, errors.New("does not hold 64 hex digits")
 	}
 	key := (*[sha256.Size]byte)(raw)
 	return Key{raw: &key}, nil
-}
-
-// OpenKey reads a key from a file that nobody but its owner may read. When there is
-// no file and create says so, it makes a key there. Hosts of one cluster need the
-// same one: with another, a host's digests say nothing to the others.
-func OpenKey(path string, create bool) (Key, error) {
-	dir, name := filepath.Split(path)
-	if dir == "" {
-		dir = "."
-	}
-	text, err := ReadPrivate(dir, name, maxFile)
-	if errors.Is(err, fs.ErrNotExist) && create {
-		text = []byte(GenerateKey())
-		err = datadir.WriteFile(path, text)
-	}
-	if err != nil {
-		return Key{}, fmt.Errorf("the key of credentials' digests, %s, %w", path, err)
-	}
-	k, err := ParseKey(string(text))
-	if err != nil {
-		return Key{}, fmt.Errorf("the key of credentials' digests, %s, %w", path, err)
-	}
-	return k, nil
 }
 
 // IsZero reports whether there is no key. Without one nothing has a digest.

@@ -322,7 +322,7 @@ func (s *Supplier) take(ctx context.Context, upstream string, list *source.List)
 	}
 }
 
-const noKey = "this host has no key for digests of credentials; set pool.key_file, the same on all hosts"
+const noKey = "this host has no key for digests of credentials"
 
 // entries are the proxies of a list as the pool knows them, and their credentials.
 func (s *Supplier) entries(u *poolconfig.Upstream, all []proxylist.Entry) (listed []pool.Listed, found map[string]held) {
