@@ -12,6 +12,7 @@ import (
 	"github.com/dodona-project/dodona/sdk/internal/backoff"
 	"github.com/dodona-project/dodona/sdk/internal/hosts"
 	"github.com/dodona-project/dodona/sdk/internal/link"
+	"github.com/dodona-project/dodona/sdk/worker/digest"
 )
 
 // firstFrame bounds how long a host may take to send the first snapshot of a stream.
@@ -73,8 +74,11 @@ func (s *session) open(ctx context.Context, h *host, full bool, applied func()) 
 	defer late.Stop()
 
 	request := &controlplanev1.WatchSnapshotsRequest{WorkerId: s.w.config.WorkerID, SessionId: s.id, AcceptDelta: true}
-	if c := s.w.held(); c != nil && !full {
-		request.LastVersion, request.LastChecksum, request.LastOwnershipEpoch = c.version, c.checksum[:], c.epoch
+	if c := s.w.held(); c != nil {
+		request.LastOwnershipEpoch = c.epoch
+		if !full {
+			request.LastVersion, request.LastChecksum = c.version, c.checksum[:]
+		}
 	}
 	stream, err := s.w.hosts[h.place].api.WatchSnapshots(ctx, request)
 	for first := true; err == nil; first = false {
@@ -151,7 +155,7 @@ func (s *session) take(u *controlplanev1.SnapshotUpdate, received int64, first b
 }
 
 // refuse tells the host that a snapshot is not used. A delta that does not fit is nobody's
-// wrong content, and is only dropped.
+// wrong content, and is only dropped; so is a frame that names no snapshot.
 func (s *session) refuse(ctx context.Context, u *controlplanev1.SnapshotUpdate, why error) error {
 	var f frame = u.GetFull()
 	if d := u.GetDelta(); d != nil {
@@ -159,11 +163,13 @@ func (s *session) refuse(ctx context.Context, u *controlplanev1.SnapshotUpdate, 
 	}
 	if !errors.Is(why, errDelta) {
 		s.w.refused.Add(1)
+		s.w.config.Log.Error("snapshot refused", "session", s.id, "version", f.GetVersion(), "error", why)
+	}
+	if !errors.Is(why, errDelta) && f.GetVersion() > 0 && len(f.GetChecksum()) == digest.Size {
 		reason := why.Error()
 		if len(reason) > maxReason {
 			reason = reason[:maxReason]
 		}
-		s.w.config.Log.Error("snapshot refused", "session", s.id, "version", f.GetVersion(), "error", why)
 		sent := s.acknowledge(&controlplanev1.AcknowledgeSnapshotRequest{
 			Version: f.GetVersion(), OwnershipEpoch: f.GetOwnershipEpoch(), Checksum: f.GetChecksum(), Reason: strings.ToValidUTF8(reason, ""),
 		})
