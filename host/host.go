@@ -33,6 +33,7 @@ import (
 	"github.com/dodona-project/dodona/host/delivery"
 	"github.com/dodona-project/dodona/host/identity"
 	"github.com/dodona-project/dodona/host/pool"
+	"github.com/dodona-project/dodona/host/pool/supply"
 	"github.com/dodona-project/dodona/host/rollout"
 	"github.com/dodona-project/dodona/host/service"
 	"github.com/dodona-project/dodona/host/session"
@@ -73,6 +74,8 @@ type Host struct {
 	checks   *check.Broker
 	checker  *check.Checker
 	pool     *pool.Pool
+	supply   *supply.Supplier
+	extract  http.Handler // of extractions over HTTP; nil while the host waits for its store
 	strategy *strategies
 	issuer   *identity.Issuer // nil: no identities are issued here, or not yet
 	grpc     *grpc.Server
@@ -228,9 +231,9 @@ func (h *Host) wire() (err error) {
 	h.delivery = delivery.New(delivery.Options{
 		Store: actions, Plane: h.plane, Audit: h.ledger, Rollouts: h.rollouts, HostID: h.id, Logger: h.log, Registerer: h.metrics,
 	})
-	h.pool = pool.New(pool.Options{
-		Store: actions, Audit: h.ledger, HostID: h.id, Compiler: h.strategy, Strategy: h.strategy.check, Logger: h.log.Named("pool"),
-	})
+	if err := h.openPool(actions, probes); err != nil {
+		return err
+	}
 	h.control = &api.ControlPlane{
 		Store: h.store, Audit: h.ledger, Plane: h.plane, Sessions: h.sessions, Feeds: h.feeds, Rollouts: h.rollouts, Delivery: h.delivery,
 		Reports:  service.NewReports(h.plane, h.rollouts, time.Now, h.metrics),
@@ -314,6 +317,7 @@ func (h *Host) Run(ctx context.Context) error {
 	loop("checks", h.checks.Run)
 	loop("checker", h.checker.Run)
 	loop("pool", h.pool.Run)
+	loop("supply", h.supply.Run)
 	loop("collector", h.collect)
 	loop("gap", h.closeGap)
 	loop("members", h.beMember)

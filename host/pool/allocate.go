@@ -112,12 +112,14 @@ func (p *Pool) census(tx store.ReadTx, have *published, crews []*crew) (workers 
 // capacity is what a worker can take. One that has not reported lately, or refused its
 // snapshot, takes nothing: what it is doing is not known.
 func (p *Pool) capacity(t ownership.Times, c *crew, now int64) ownership.Worker {
-	w := ownership.Worker{ID: c.id, Zone: c.worker.Zone, Weight: int(min(c.worker.MaxConnections, 1<<20)), Slots: p.o.MaxCounters}
-	if w.Weight == 0 {
-		w.Weight = connections
+	w := ownership.Worker{ID: c.id, Zone: c.worker.Zone, Slots: p.o.MaxCounters}
+	serves := int(min(c.worker.MaxConnections, 1<<20))
+	if serves == 0 {
+		serves = connections
 	}
 	fresh := c.runtime.SessionId == c.worker.SessionId && now < c.runtime.AcceptedMs+t.ReportTTL.Milliseconds()
 	if !ownership.Live(t, c.worker, c.runtime, now) || !fresh || ownership.Shut(c.sent) {
+		w.Silent = true
 		return w
 	}
 	w.Leaving = c.runtime.Draining
@@ -125,7 +127,7 @@ func (p *Pool) capacity(t ownership.Times, c *crew, now int64) ownership.Worker 
 	for _, counter := range c.runtime.Counters {
 		used += int(min(uint64(counter.Active)+uint64(counter.Reserved), 1<<20))
 	}
-	w.Room = max(w.Weight-used, 0)
+	w.Room = max(serves-used, 0)
 	return w
 }
 

@@ -296,17 +296,17 @@ func (x *extraction) takeMore(tx store.Tx) error {
 	return store.Save(tx, key, have)
 }
 
-// Extraction is the answer of an extraction again, for as long as it is remembered.
-// Refusals: Invalid, NotFound.
-func (p *Pool) Extraction(ctx context.Context, id string) (*controlplanev1.ExtractResponse, error) {
+// Extraction is the answer of one of actor's extractions again, for as long as it is
+// remembered. Refusals: Invalid, NotFound.
+func (p *Pool) Extraction(ctx context.Context, actor, id string) (*controlplanev1.ExtractResponse, error) {
 	if err := refusal.Check("extraction_id", limits.ID(id)); err != nil {
 		return nil, err
 	}
 	x := new(statev1.Extraction)
 	if err := p.o.Store.View(ctx, func(tx store.ReadTx) error {
 		version, err := store.Load(tx, extractionKey(id), x)
-		if err == nil && version == 0 {
-			err = refusal.New(refusal.NotFound, "there is no extraction %s, or it is older than %s", id, keepAnswers)
+		if err == nil && (version == 0 || x.Actor != actor) {
+			err = refusal.New(refusal.NotFound, "this caller has no extraction %s, or it is older than %s", id, keepAnswers)
 		}
 		return err
 	}); err != nil {

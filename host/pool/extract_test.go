@@ -85,13 +85,15 @@ func TestExtractKeys(t *testing.T) {
 	if len(first.Proxies) != 2 || first.Shortfall != 0 {
 		t.Fatalf("the first answer is %v", first)
 	}
-	got, err := w.p.Extraction(w.ctx, first.ExtractionId)
+	got, err := w.p.Extraction(w.ctx, operator, first.ExtractionId)
 	w.must(err)
 	want := proto.CloneOf(first)
 	want.Replayed = true
 	if !proto.Equal(got, want) {
 		t.Errorf("by its id it is %v, want %v", got, want)
 	}
+	_, err = w.p.Extraction(w.ctx, "somebody else", first.ExtractionId)
+	refusedAs(t, "somebody else's", err, refusal.NotFound)
 	other := proto.CloneOf(req)
 	other.Count = 1
 	_, err = w.p.Extract(w.ctx, operator, other)
@@ -124,7 +126,7 @@ func TestExtractKeys(t *testing.T) {
 	}
 	w.clock.advance(22 * time.Hour)
 	w.must(w.p.Sweep(w.ctx))
-	_, err = w.p.Extraction(w.ctx, first.ExtractionId)
+	_, err = w.p.Extraction(w.ctx, operator, first.ExtractionId)
 	refusedAs(t, "an extraction of yesterday", err, refusal.NotFound)
 	w.add("dc", 2)
 	fresh, err := w.p.Extract(w.ctx, operator, req)

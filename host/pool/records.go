@@ -18,6 +18,8 @@ const (
 	proxyPrefix = "pool/proxy/"
 	planPrefix  = "pool/plan/"
 
+	credentialPrefix = "pool/credential/"
+
 	workersIndex     = "pool/workers"
 	dueIndex         = "pool/due"         // proxies, by when something of them is over
 	extractionsIndex = "pool/extractions" // by their time
@@ -41,7 +43,7 @@ func ownedIndex(worker string) string     { return "pool/owned/" + worker }
 func heldIndex(worker string) string      { return "pool/held/" + worker }
 func credentialKey(secretRef string) string {
 	sum := sha256.Sum256([]byte(secretRef))
-	return "pool/credential/" + hex.EncodeToString(sum[:])
+	return credentialPrefix + hex.EncodeToString(sum[:])
 }
 
 // loadSoft is store.Load of what is rebuilt from what clients send again: a damaged

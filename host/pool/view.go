@@ -24,6 +24,7 @@ type view struct {
 	validMs  int64
 	validity time.Duration
 	pending  bool // drains wait for a snapshot
+	lacking  bool // proxies are left out whose credentials this host does not have
 }
 
 // build reads what a worker should have. Refusals: Precondition when the session is
@@ -70,7 +71,7 @@ func (p *Pool) viewOf(tx store.ReadTx, c *crew, have *published) (*view, error) 
 	proxies = slices.DeleteFunc(proxies, func(s *statev1.ProxyState) bool {
 		return !ownership.Visible(s, c.id, draining[s.Id], now.UnixMilli())
 	})
-	if err := p.fill(tx, v.snapshot, have, proxies); err != nil {
+	if err := p.fill(tx, v, have, proxies); err != nil {
 		return nil, err
 	}
 	if v.snapshot.Routings, err = p.routings(tx, have, v.snapshot.Proxies); err != nil {
@@ -81,9 +82,10 @@ func (p *Pool) viewOf(tx store.ReadTx, c *crew, have *published) (*view, error) 
 	return v, nil
 }
 
-// fill adds proxies and their credentials to a snapshot. Proxies whose credentials
-// this host does not have are left out: nobody could use them.
-func (p *Pool) fill(tx store.ReadTx, snapshot *controlplanev1.WorkerSnapshot, have *published, proxies []*statev1.ProxyState) error {
+// fill adds proxies and their credentials to a view. Proxies whose credentials this
+// host does not have are left out: nobody could use them.
+func (p *Pool) fill(tx store.ReadTx, v *view, have *published, proxies []*statev1.ProxyState) error {
+	snapshot := v.snapshot
 	keys := map[string]bool{}
 	for _, s := range proxies {
 		if s.SecretRef != "" {
@@ -119,6 +121,7 @@ func (p *Pool) fill(tx store.ReadTx, snapshot *controlplanev1.WorkerSnapshot, ha
 			known[s.SecretRef] = h
 		}
 		if h.lacking {
+			v.lacking = true
 			continue
 		}
 		u, _ := have.config.Upstream(s.Upstream)

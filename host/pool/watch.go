@@ -23,7 +23,7 @@ func (p *Pool) Watch(ctx context.Context, req *controlplanev1.WatchSnapshotsRequ
 	defer cancel()
 	// Before the first look, so that no change falls between.
 	mine := p.o.Store.Watch(ctx, viewKey(req.WorkerId))
-	config, plans := p.o.Store.Watch(ctx, configKey), p.o.Store.Watch(ctx, planPrefix)
+	config, plans, credentials := p.o.Store.Watch(ctx, configKey), p.o.Store.Watch(ctx, planPrefix), p.o.Store.Watch(ctx, credentialPrefix)
 	stream, err := p.openStream(ctx, req)
 	if err != nil {
 		return err
@@ -45,11 +45,18 @@ func (p *Pool) Watch(ctx context.Context, req *controlplanev1.WatchSnapshotsRequ
 			}
 			last = v.snapshot
 		}
-		if ended, err := p.rest(ctx, time.Until(refresh), mine, config, plans); ended {
+		most := time.Until(refresh)
+		if v.lacking { // no notice comes when this host gets them
+			most = min(most, lackingAgain)
+		}
+		if ended, err := p.rest(ctx, most, mine, config, plans, credentials); ended {
 			return err
 		}
 	}
 }
+
+// lackingAgain is how soon credentials are looked for again that a host lacks.
+const lackingAgain = 500 * time.Millisecond
 
 // refreshAfter is when a snapshot is sent again that has not changed: before half of
 // its time, and not all at once.
@@ -71,6 +78,7 @@ func (p *Pool) rest(ctx context.Context, most time.Duration, notices ...<-chan s
 	case _, open = <-notices[0]:
 	case _, open = <-notices[1]:
 	case _, open = <-notices[2]:
+	case _, open = <-notices[3]:
 	}
 	if !open {
 		if ctx.Err() != nil {

@@ -8,8 +8,8 @@ import (
 // Worker is one with a live session, as far as the sharing out of proxies goes.
 type Worker struct {
 	ID, Zone string
-	Weight   int  // what it can serve in all
-	Room     int  // what it has free of that, by its newest report; 0 = it gets nothing
+	Room     int  // what it can serve beside what it does, by its newest report; 0 = it gets nothing
+	Silent   bool // there is no such report: nothing is taken from it either, it would not hear of it
 	Slots    int  // how many more proxies it may own
 	Leaving  bool // it gets nothing and all it owns is drained
 }
@@ -156,38 +156,38 @@ func (s *sharing) drain(most int) (out []Departure) {
 	return out
 }
 
-// most is who owns the most for its weight, and more than its share where shares are
+// most is who owns the most for its room, and more than its share where shares are
 // given; nil when nobody has any.
 func (s *sharing) most(shares map[string]int) (best *Worker) {
 	for i := range s.workers {
 		w := &s.workers[i]
 		n := min(s.counts[w.ID], len(s.Owned[w.ID])) // given out now: not to be taken
 		share, known := shares[w.ID]
-		if n == 0 || n < s.counts[w.ID] || shares != nil && (!known || n <= share) {
+		if w.Silent || n == 0 || n < s.counts[w.ID] || shares != nil && (!known || n <= share) {
 			continue
 		}
-		if best == nil || n*best.Weight > s.counts[best.ID]*w.Weight {
+		if best == nil || n*max(best.Room, 1) > s.counts[best.ID]*max(w.Room, 1) {
 			best = w
 		}
 	}
 	return best
 }
 
-// shares is how many each worker that takes proxies would own if all were shared by
-// weight, rounded down.
+// shares is how many each worker that takes proxies would own if all were shared as
+// they are given out, rounded down.
 func (s *sharing) shares() map[string]int {
-	all, weight := 0, 0
+	all, room := 0, 0
 	for i := range s.workers {
 		if w := &s.workers[i]; w.Room > 0 && !w.Leaving {
 			all += s.counts[w.ID]
-			weight += w.Weight
+			room += w.Room
 		}
 	}
 	all += max(len(s.Free)-s.Keep, 0)
 	shares := map[string]int{}
 	for i := range s.workers {
-		if w := &s.workers[i]; w.Room > 0 && !w.Leaving && weight > 0 {
-			shares[w.ID] = all * w.Weight / weight
+		if w := &s.workers[i]; w.Room > 0 && !w.Leaving && room > 0 {
+			shares[w.ID] = all * w.Room / room
 		}
 	}
 	return shares
