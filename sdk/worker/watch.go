@@ -53,15 +53,12 @@ func (s *session) watch(ctx context.Context) error {
 	}
 }
 
-// held is the snapshot in use that a new one has to come after, nil when there is none.
-// One that ended is like none: a worker whose hosts lost their data begins anew once
-// nothing of the old snapshot runs any more.
+// held is the snapshot in use, nil when there is none.
 func (w *Worker) held() *content {
-	v := w.view.Load()
-	if v == nil || w.State() == Ended {
-		return nil
+	if v := w.view.Load(); v != nil {
+		return v.content
 	}
-	return v.content
+	return nil
 }
 
 // open runs one stream until it ends, and calls applied for each snapshot that is used.
@@ -141,7 +138,9 @@ func (s *session) take(u *controlplanev1.SnapshotUpdate, received int64, first b
 	if err != nil {
 		return nil, err
 	}
-	if held != nil {
+	// A snapshot that ended binds nobody: a worker whose hosts lost their data begins anew
+	// once nothing of the old one runs any more.
+	if held != nil && w.State() != Ended {
 		switch {
 		case next.epoch < held.epoch:
 			return nil, fmt.Errorf("ownership_epoch is %d, lower than %d, which is held", next.epoch, held.epoch)
