@@ -22,8 +22,8 @@ import (
 )
 
 var (
-	modelSeeds = flag.Int("seeds", 40, "seeds of the model test")
-	redisSeeds = flag.Int("redis-seeds", 4, "the same over Redis")
+	modelSeeds = flag.Int("seeds", 25, "seeds of the model test")
+	redisSeeds = flag.Int("redis-seeds", 2, "the same over Redis")
 	modelFirst = flag.Uint64("seed", 1, "the first of them")
 )
 
