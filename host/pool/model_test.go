@@ -553,6 +553,7 @@ func (m *model) check() {
 			s := all[p.ProxyId]
 			if s == nil {
 				m.fail("%s may use %s, which is forgotten", g.id, p.ProxyId)
+				return
 			}
 			// The last moments of a proxy's time it may have seconds longer, as long as the
 			// snapshot was on its way. Nobody else has it then.
