@@ -91,8 +91,16 @@ func (p *Pool) census(tx store.ReadTx, have *published, crews []*crew) (workers 
 			draining[t.ProxyId] = true
 		}
 	}
-	for i := range have.config.Upstreams {
-		u, err := p.supply(tx, &have.config.Upstreams[i], draining, byID, now)
+	names, err := upstreamNames(tx, have)
+	if err != nil {
+		return nil, nil, err
+	}
+	for _, name := range names {
+		configured, ok := have.config.Upstream(name)
+		if !ok { // as if it were disabled
+			configured = &poolconfig.Upstream{Name: name}
+		}
+		u, err := p.supply(tx, configured, draining, byID, now)
 		if err != nil {
 			return nil, nil, err
 		}

@@ -13,9 +13,12 @@ func (p *Pool) OpenStream(ctx context.Context, req *controlplanev1.WatchSnapshot
 	return p.openStream(ctx, req)
 }
 
-// StepStream is one turn of Watch's loop; nil when there is nothing to send.
+// View is what a worker should have, as of the moment when it was built.
+type View = view
 
-func (p *Pool) StepStream(ctx context.Context, worker, session, stream string, last *controlplanev1.WorkerSnapshot) (*controlplanev1.WorkerSnapshot, error) {
+// BuildView is the first half of a turn of Watch's loop; nil when there is nothing to
+// send after last.
+func (p *Pool) BuildView(ctx context.Context, worker, session, stream string, last *controlplanev1.WorkerSnapshot) (*View, error) {
 	v, err := p.build(ctx, worker, session, stream)
 	if err != nil {
 		return nil, err
@@ -24,6 +27,11 @@ func (p *Pool) StepStream(ctx context.Context, worker, session, stream string, l
 	if !v.pending && !due && bytes.Equal(last.Checksum, v.snapshot.Checksum) {
 		return nil, nil
 	}
+	return v, nil
+}
+
+// IssueView is the other half: what it returns is sent.
+func (p *Pool) IssueView(ctx context.Context, worker, session, stream string, v *View) (*controlplanev1.WorkerSnapshot, error) {
 	if err := p.issue(ctx, worker, session, stream, v); err != nil {
 		return nil, err
 	}

@@ -2,6 +2,7 @@ package pool_test
 
 import (
 	"context"
+	"strings"
 	"testing"
 	"time"
 
@@ -303,6 +304,79 @@ func TestForceRelease(t *testing.T) {
 	w.must(w.p.Sweep(w.ctx))
 	if len(workers.Workers) != 0 {
 		t.Errorf("the worker is still there: %v", workers)
+	}
+}
+
+// TestForceReleaseByWhatItWasTold: a shorter configuration does not make a worker close
+// earlier that registered under a longer one.
+func TestForceReleaseByWhatItWasTold(t *testing.T) {
+	w := newWorld(t)
+	w.publish(document + "allocation: {maxStaleAge: 10m}\n")
+	id := w.add("dc", 1)[0]
+	x := w.join("w1")
+	w.allocate()
+	x.accept(x.until("with the proxy", func(s *controlplanev1.WorkerSnapshot) bool { return has(s, id) }))
+	x.report()
+	w.publish(document)
+	x.next()
+	w.must(w.p.Sweep(w.ctx))
+	for _, step := range []struct {
+		after time.Duration
+		owner string
+	}{{3 * time.Minute, "w1"}, {7*time.Minute + 20*time.Second - time.Millisecond, "w1"}, {time.Millisecond, ""}} {
+		w.clock.advance(step.after)
+		w.must(w.p.Sweep(w.ctx))
+		if s := w.proxy(id); s.OwnerWorkerId != step.owner {
+			t.Errorf("%s later it is owned by %q, want %q", step.after, s.OwnerWorkerId, step.owner)
+		}
+	}
+}
+
+// TestLeavingWithoutItsUpstream: a worker that leaves is taken also what is of an
+// upstream that is not configured any more.
+func TestLeavingWithoutItsUpstream(t *testing.T) {
+	w := newWorld(t)
+	id := w.add("dc", 1)[0]
+	x := w.join("w1")
+	w.allocate()
+	x.accept(x.until("with the proxy", func(s *controlplanev1.WorkerSnapshot) bool { return has(s, id) }))
+	w.publish(strings.Replace(strings.Replace(document, "name: dc", "name: new", 1), "{name: dc,", "{name: new,", 1))
+	x.accept(x.until("of the new document", func(s *controlplanev1.WorkerSnapshot) bool { return s.Routings[0].Upstreams[0].Name == "new" }))
+	x.report(func(r *controlplanev1.ReportRuntimeRequest) { r.Draining = true })
+	w.allocate()
+	x.accept(x.until("without the proxy", func(s *controlplanev1.WorkerSnapshot) bool { return !has(s, id) }))
+	if resp := x.report(func(r *controlplanev1.ReportRuntimeRequest) { r.Draining = true }); len(resp.ReleasedProxyIds) != 1 {
+		t.Errorf("released are %v", resp)
+	}
+}
+
+// TestImport: what is listed lasts, and what does not hold is told by line; a password
+// in it is refused whole and not told.
+func TestImport(t *testing.T) {
+	w := newWorld(t)
+	list := func(text string) (*controlplanev1.ImportProxiesResponse, error) {
+		return w.p.Import(w.ctx, operator, &controlplanev1.ImportProxiesRequest{Upstream: "dc", List: text})
+	}
+	got, err := list("192.0.2.1:80\n# a comment\nnonsense\n127.0.0.1:80\n169.254.169.254:80\nsocks5://192.0.2.2:1080\r\n")
+	w.must(err)
+	if got.Added != 2 || len(got.Rejected) != 3 || !strings.HasPrefix(got.Rejected[0], "line 3: ") {
+		t.Errorf("imported: %v", got)
+	}
+	again, err := list("192.0.2.1:80\n")
+	w.must(err)
+	if again.Added != 0 || again.Refreshed != 1 {
+		t.Errorf("imported again: %v", again)
+	}
+	before := len(w.chain())
+	_, err = list("192.0.2.3:80\n192.0.2.4:80:ada:planted\n")
+	refusedAs(t, "with a password", err, refusal.Invalid)
+	if err == nil || strings.Contains(err.Error(), "planted") || !strings.Contains(err.Error(), "line 2") || len(w.chain()) != before {
+		t.Errorf("with a password: %v", err)
+	}
+	for _, s := range w.proxies() {
+		if s.State != ownership.New || s.Proxy.Health != controlplanev1.Health_HEALTH_UNSPECIFIED {
+			t.Errorf("before any check it is %v", s)
+		}
 	}
 }
 

@@ -22,8 +22,8 @@ import (
 )
 
 var (
-	modelSeeds = flag.Int("seeds", 40, "seeds of the model test")
-	redisSeeds = flag.Int("redis-seeds", 4, "the same over Redis")
+	modelSeeds = flag.Int("seeds", 25, "seeds of the model test")
+	redisSeeds = flag.Int("redis-seeds", 2, "the same over Redis")
 	modelFirst = flag.Uint64("seed", 1, "the first of them")
 )
 
@@ -44,6 +44,8 @@ type gateway struct {
 	sequence uint64
 	host     int
 	stream   *channel
+	old      []*channel                     // that have a view to issue, or had
+	newest   string                         // id of the stream that it opened last
 	inbox    []sent                         // not yet seen
 	pending  []ack                          // given, on their way
 	view     *controlplanev1.WorkerSnapshot // applied
@@ -73,6 +75,7 @@ type ack struct {
 type channel struct {
 	session, id string
 	last        *controlplanev1.WorkerSnapshot
+	slow        *pool.View // built, and not on record yet
 }
 
 // model is one run.
@@ -140,7 +143,7 @@ func (m *model) run(steps int) {
 		{120, "pick", m.pick}, {60, "end a use", m.endUse}, {6, "crash", m.crash}, {12, "cut off", m.cutOff}, {30, "drain", m.drain},
 		{60, "allocate", m.allocateOn}, {40, "sweep", m.sweep}, {12, "extract", m.extract}, {10, "extract again", m.extractAgain},
 		{80, "pass time", m.passTime}, {6, "pass much time", m.passMuchTime}, {40, "find", m.findState}, {20, "list again", m.listAgain},
-		{20, "acknowledge a drain", m.acknowledgeDrain},
+		{20, "acknowledge a drain", m.acknowledgeDrain}, {20, "issue late", m.issueLate},
 	}
 	total := 0
 	for _, a := range actions {
@@ -242,14 +245,51 @@ func (m *model) stepOne(g *gateway) {
 			g.lost = true
 			return
 		}
-		g.stream, g.inbox = &channel{session: g.session, id: id}, nil
+		g.stream, g.inbox, g.newest = &channel{session: g.session, id: id}, nil, id
 	}
-	s, err := m.hosts[g.host].StepStream(m.ctx, g.id, g.stream.session, g.stream.id, g.stream.last)
+	if v := g.stream.slow; v != nil { // the host goes on where it stood
+		g.stream.slow = nil
+		m.issue(g, v)
+		return
+	}
+	v, err := m.hosts[g.host].BuildView(m.ctx, g.id, g.stream.session, g.stream.id, g.stream.last)
 	if !m.may(err, refusal.Aborted) {
 		g.stream, g.lost = nil, g.lost || refusal.Is(err, refusal.Precondition)
 		return
 	}
-	if s == nil {
+	if v == nil {
+		return
+	}
+	if m.rng.IntN(6) == 0 {
+		g.stream.slow = v
+		g.old = append(g.old, g.stream)
+		return
+	}
+	m.issue(g, v)
+}
+
+// issueLate has a host go on with a stream that was replaced since it built a view.
+func (m *model) issueLate() {
+	g := m.gateway()
+	for len(g.old) > 0 {
+		c := g.old[0]
+		g.old = g.old[1:]
+		if c == g.stream || c.slow == nil {
+			continue
+		}
+		// One that only the gateway has left is the newest still; it speaks to nobody.
+		if s, err := m.any().IssueView(m.ctx, g.id, c.session, c.id, c.slow); err == nil && c.id != g.newest {
+			m.fail("a stream of %s that was replaced is given version %d", g.id, s.Version)
+		}
+		m.seen["late streams"]++
+		return
+	}
+}
+
+func (m *model) issue(g *gateway, v *pool.View) {
+	s, err := m.hosts[g.host].IssueView(m.ctx, g.id, g.stream.session, g.stream.id, v)
+	if !m.may(err, refusal.Aborted) {
+		g.stream, g.lost = nil, g.lost || refusal.Is(err, refusal.Precondition)
 		return
 	}
 	if last := g.stream.last; last != nil && s.Version != last.Version+1 || g.view != nil && s.OwnershipEpoch < g.view.OwnershipEpoch {
@@ -553,6 +593,7 @@ func (m *model) check() {
 			s := all[p.ProxyId]
 			if s == nil {
 				m.fail("%s may use %s, which is forgotten", g.id, p.ProxyId)
+				return
 			}
 			// The last moments of a proxy's time it may have seconds longer, as long as the
 			// snapshot was on its way. Nobody else has it then.
@@ -594,7 +635,7 @@ func TestModel(t *testing.T) {
 		runModel(t, *modelFirst+i, seen)
 	}
 	t.Logf("over %d seeds: %v", *modelSeeds, seen)
-	for _, kind := range []string{"RELEASED", "FORCE_RELEASED", "PENDING", "pool.extract", "used", "listed again", "refused by a worker"} {
+	for _, kind := range []string{"RELEASED", "FORCE_RELEASED", "PENDING", "pool.extract", "used", "listed again", "refused by a worker", "late streams"} {
 		if *modelSeeds >= 20 && seen[kind] == 0 {
 			t.Errorf("never seen: %s; the model does not go where it should", kind)
 		}

@@ -244,8 +244,8 @@ func (p *Pool) planOne(ctx context.Context, process string, job *planJob) error 
 		return err
 	}
 	plan, refresh, cause := p.o.Compiler.Compile(ctx, job.strategy, job.config, job.request)
-	if ctx.Err() != nil {
-		return nil
+	if err := ctx.Err(); err != nil {
+		return err // that of the compile, if there is one, is because of it
 	}
 	err := p.o.Store.Update(ctx, store.Soft, func(tx store.Tx) error { return p.putPlan(tx, job, plan, refresh, cause) })
 	if cause != nil {

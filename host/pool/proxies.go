@@ -78,6 +78,11 @@ func (p *Pool) Import(ctx context.Context, actor string, req *controlplanev1.Imp
 		return nil, err
 	}
 	entries, rejected := proxylist.Parse(req.List, proxylist.Options{Protocol: u.Protocol, Allow: u.AllowAddresses})
+	for _, r := range rejected {
+		if strings.Contains(r.Reason, "secretRef") { // somebody's mistake, and not the list's
+			return nil, refusal.Field("list", "line %d: %s", r.Line, r.Reason)
+		}
+	}
 	if len(entries) > limits.ProxiesPerUpstream {
 		return nil, refusal.New(refusal.Exhausted, "list has %d proxies: an upstream has at most %d", len(entries), limits.ProxiesPerUpstream)
 	}

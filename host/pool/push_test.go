@@ -173,9 +173,9 @@ func TestPlans(t *testing.T) {
 	for _, p := range []*pool.Pool{w.p, other} {
 		loops.Go(func() { _ = p.Run(ctx) })
 	}
-	w.add("dc", 4)
 	x := w.join("w1", func(r *controlplanev1.RegisterWorkerRequest) { r.Zone = "a" })
 	y := w.join("w2", func(r *controlplanev1.RegisterWorkerRequest) { r.Zone = "b" })
+	w.add("dc", 4) // both have reported, so that they share from the start
 	planned := func(s *controlplanev1.WorkerSnapshot) bool {
 		return len(s.Proxies) == 2 && s.Routings[0].Plan.Algorithm == donav1.Algorithm_ALGORITHM_RANDOM
 	}

@@ -187,7 +187,7 @@ func (p *Pool) isDead(t ownership.Times, c *crew, now int64) bool {
 	s, known := p.silent[c.id]
 	p.mu.Unlock()
 	heard := ownership.Heard(c.worker, c.runtime, c.sent)
-	most := ownership.DeadFor(t).Milliseconds()
+	most := ownership.DeadAfter(t, c.worker).Milliseconds()
 	return known && s.heard == heard && now >= heard+most && now >= s.since+most
 }
 

@@ -86,6 +86,7 @@ func (p *Pool) Register(ctx context.Context, req *controlplanev1.RegisterWorkerR
 		if err := store.Save(tx, workerKey(c.id), &statev1.WorkerState{
 			WorkerId: c.id, InstanceId: req.InstanceId, Zone: req.Zone, Build: req.Build, MaxConnections: req.MaxConnections,
 			SessionId: session, RegisteredMs: tx.Now().UnixMilli(), ProtocolVersion: req.SupportedProtocolVersion,
+			DeadMs: ownership.DeadFor(have.times).Milliseconds(),
 		}); err != nil {
 			return err
 		}

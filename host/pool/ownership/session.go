@@ -20,6 +20,10 @@ type Times struct {
 	ReportTTL    time.Duration // a runtime report says nothing of now when it is older
 }
 
+// closingMargin is how long beyond MaxStaleAge workers of the SDK have things running,
+// whatever is configured.
+const closingMargin = 10 * time.Second
+
 // deadSlack is what a dead worker is given beyond the time by which it has closed
 // everything.
 const deadSlack = 10 * time.Second
@@ -63,8 +67,16 @@ func Heard(w *statev1.WorkerState, r *statev1.WorkerRuntime, s *statev1.WorkerSn
 	return max(w.GetRegisteredMs(), r.GetAcceptedMs(), s.GetIssuedMs())
 }
 
-// DeadFor is how long after [Heard] a silent worker has closed all it had.
-func DeadFor(t Times) time.Duration { return t.MaxStaleAge + t.SafetyMargin + deadSlack }
+// DeadFor is how long after [Heard] a worker that registers under these times has closed
+// all it had.
+func DeadFor(t Times) time.Duration {
+	return t.MaxStaleAge + max(t.SafetyMargin, closingMargin) + deadSlack
+}
+
+// DeadAfter is DeadFor for a worker: what it was told at its registration may be longer.
+func DeadAfter(t Times, w *statev1.WorkerState) time.Duration {
+	return max(DeadFor(t), time.Duration(w.GetDeadMs())*time.Millisecond)
+}
 
 // Shut reports whether the session refused a snapshot and has accepted none above it
 // since: its reports count for nothing.

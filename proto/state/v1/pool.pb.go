@@ -457,6 +457,7 @@ type WorkerState struct {
 	SessionId       string                 `protobuf:"bytes,6,opt,name=session_id,json=sessionId,proto3" json:"session_id,omitempty"`
 	RegisteredMs    int64                  `protobuf:"varint,7,opt,name=registered_ms,json=registeredMs,proto3" json:"registered_ms,omitempty"`
 	ProtocolVersion uint32                 `protobuf:"varint,8,opt,name=protocol_version,json=protocolVersion,proto3" json:"protocol_version,omitempty"`
+	DeadMs          int64                  `protobuf:"varint,9,opt,name=dead_ms,json=deadMs,proto3" json:"dead_ms,omitempty"` // how long after its last sign it has closed everything, by what it was told
 	unknownFields   protoimpl.UnknownFields
 	sizeCache       protoimpl.SizeCache
 }
@@ -543,6 +544,13 @@ func (x *WorkerState) GetRegisteredMs() int64 {
 func (x *WorkerState) GetProtocolVersion() uint32 {
 	if x != nil {
 		return x.ProtocolVersion
+	}
+	return 0
+}
+
+func (x *WorkerState) GetDeadMs() int64 {
+	if x != nil {
+		return x.DeadMs
 	}
 	return 0
 }
@@ -1432,7 +1440,7 @@ const file_state_v1_pool_proto_rawDesc = "" +
 	"\rdrained_epoch\x18\x14 \x01(\x04R\fdrainedEpoch\x12<\n" +
 	"\adrained\x18\x15 \x01(\x0e2\".controlplane.v1.DrainTicket.StateR\adrained\x12'\n" +
 	"\x0fdrained_barrier\x18\x16 \x01(\x04R\x0edrainedBarrier\x12#\n" +
-	"\rextraction_id\x18\x17 \x01(\tR\fextractionId\"\x8d\x02\n" +
+	"\rextraction_id\x18\x17 \x01(\tR\fextractionId\"\xa6\x02\n" +
 	"\vWorkerState\x12\x1b\n" +
 	"\tworker_id\x18\x01 \x01(\tR\bworkerId\x12\x1f\n" +
 	"\vinstance_id\x18\x02 \x01(\tR\n" +
@@ -1443,7 +1451,8 @@ const file_state_v1_pool_proto_rawDesc = "" +
 	"\n" +
 	"session_id\x18\x06 \x01(\tR\tsessionId\x12#\n" +
 	"\rregistered_ms\x18\a \x01(\x03R\fregisteredMs\x12)\n" +
-	"\x10protocol_version\x18\b \x01(\rR\x0fprotocolVersion\"\xc4\x02\n" +
+	"\x10protocol_version\x18\b \x01(\rR\x0fprotocolVersion\x12\x17\n" +
+	"\adead_ms\x18\t \x01(\x03R\x06deadMs\"\xc4\x02\n" +
 	"\x0fWorkerSnapshots\x12\x1d\n" +
 	"\n" +
 	"session_id\x18\x01 \x01(\tR\tsessionId\x12\x1b\n" +
