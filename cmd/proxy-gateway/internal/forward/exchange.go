@@ -10,6 +10,7 @@ import (
 	"github.com/dodona-project/dodona/cmd/proxy-gateway/internal/wire"
 	controlplanev1 "github.com/dodona-project/dodona/proto/controlplane/v1"
 	"github.com/dodona-project/dodona/sdk/worker/fault"
+	"github.com/dodona-project/dodona/sdk/worker/upstream"
 )
 
 const (
@@ -22,6 +23,7 @@ type upload struct {
 	whole atomic.Bool   // it was read to its end
 	done  chan struct{} // nil = there is no goroutine for it
 	err   error         // of the copy, once done is closed
+	ours  bool          // it was given up
 }
 
 // exchange sends the request, and the response back. It reports whether the client's
@@ -39,9 +41,10 @@ func (c *client) exchange() bool {
 	if err != nil {
 		_ = w.conn.Close()
 		c.report(w, headers, fault.Class(err), 0)
-		no := noResponse(err)
-		no.close = no.close || c.q.Length != 0
-		return c.answer(no)
+		if e := (*upstream.Error)(nil); errors.As(err, &e) {
+			return c.answer(notConnected(err))
+		}
+		return c.answer(noResponse(err))
 	}
 	no, last := c.receive(w, &r, up)
 	if up.done != nil {
@@ -80,17 +83,15 @@ func (c *client) exchange() bool {
 // blame is the answer when it was the client that did not send its body: nil when it did.
 func (c *client) blame(up *upload) *refusal {
 	var broken *wire.Broken
-	if up.done == nil || !errors.As(up.err, &broken) || broken.Writing || errors.Is(up.err, errAborted) || c.conn.aborted.Load() && up.whole.Load() {
+	if up.done == nil || up.ours || !errors.As(up.err, &broken) || broken.Writing {
 		return nil
 	}
 	var malformed *wire.Malformed
 	switch {
 	case errors.As(up.err, &malformed):
 		return &refusal{status: http.StatusBadRequest, token: "http_request_error", why: malformed.Why, close: true}
-	case errors.Is(up.err, os.ErrDeadlineExceeded) && !c.conn.aborted.Load():
-		return &refusal{status: http.StatusRequestTimeout, token: "http_request_error", why: "the request's body did not come to its end in time", close: true}
 	case errors.Is(up.err, os.ErrDeadlineExceeded):
-		return nil
+		return &refusal{status: http.StatusRequestTimeout, token: "http_request_error", why: "the request's body did not come to its end in time", close: true}
 	}
 	return &refusal{silent: true, close: true}
 }
@@ -99,40 +100,23 @@ func (c *client) blame(up *upload) *refusal {
 // not yet there is sent by a goroutine.
 func (c *client) send(w *way, r *wire.Reader) (*upload, error) {
 	up := &upload{}
-	onward := wire.Onward{Absolute: w.absolute}
-	if w.absolute {
-		onward.Login = w.lease.Proxy().Authorization()
-	}
 	var out wire.Writer
-	out.Reset(w.conn)
-	head := func(to []byte) []byte { return c.q.Append(to, onward) }
-	out.Append(head)
-	there := c.q.Length >= 0 && c.q.Length <= int64(len(c.r.Buffered()))
-	if there && !c.q.Continue {
-		body := c.r.Buffered()[:c.q.Length]
-		out.Append(func(to []byte) []byte { return append(to, body...) })
-	}
-	err := out.Flush()
-	if err != nil && w.reused {
+	// A client that waits for 100 gets to know first whether its body is wanted.
+	there := !c.q.Continue && c.q.Length >= 0 && c.q.Length <= int64(len(c.r.Buffered()))
+	err := c.sendHead(w, &out, there)
+	if broken := (*wire.Broken)(nil); w.reused && errors.As(err, &broken) && broken.Untouched {
 		// It was closed before anything went out: the same on a new one.
 		_ = w.conn.Close()
-		if err = c.open(w, w.to != c.q.Target, false); err != nil {
-			out.Release()
-			return nil, err
+		if err = c.open(w, w.to != c.q.Target, false); err == nil {
+			r.Reset(w.conn)
+			err = c.sendHead(w, &out, there)
 		}
-		r.Reset(w.conn)
-		out.Reset(w.conn)
-		out.Append(head)
-		if there && !c.q.Continue {
-			out.Append(func(to []byte) []byte { return append(to, c.r.Buffered()[:c.q.Length]...) })
-		}
-		err = out.Flush()
 	}
 	if err != nil {
 		out.Release()
 		return nil, err
 	}
-	if there && !c.q.Continue {
+	if there {
 		c.r.Discard(int(c.q.Length))
 		up.whole.Store(true)
 		out.Release()
@@ -144,14 +128,29 @@ func (c *client) send(w *way, r *wire.Reader) (*upload, error) {
 	go func() {
 		defer close(up.done)
 		defer out.Release()
-		if up.err = wire.Copy(&out, &c.r, c.q.Length, false, func() { up.whole.Store(true) }); up.err != nil {
-			if broken := (*wire.Broken)(nil); errors.As(up.err, &broken) && !broken.Writing {
-				// Without all of the body there is no answer to wait for.
-				_ = conn.Close()
-			}
+		up.err = wire.Copy(&out, &c.r, c.q.Length, false, func() { up.whole.Store(true) })
+		up.ours = c.conn.aborted.Load()
+		if broken := (*wire.Broken)(nil); errors.As(up.err, &broken) && !broken.Writing {
+			_ = conn.Close() // without all of the body there is no answer to wait for
 		}
 	}()
 	return up, nil
+}
+
+// sendHead writes the head, in one write with the body if that is there.
+func (c *client) sendHead(w *way, out *wire.Writer, there bool) error {
+	onward := wire.Onward{Absolute: w.absolute}
+	if w.absolute {
+		onward.Login = w.lease.Proxy().Authorization()
+	}
+	out.Reset(w.conn)
+	out.Append(func(to []byte) []byte {
+		if to = c.q.Append(to, onward); there {
+			to = append(to, c.r.Buffered()[:c.q.Length]...)
+		}
+		return to
+	})
+	return out.Flush()
 }
 
 // ending is how a response ended.
@@ -163,7 +162,7 @@ type ending struct {
 // receive reads the response and sends it to the client. A refusal is that nothing of
 // it was sent.
 func (c *client) receive(w *way, r *wire.Reader, up *upload) (*refusal, ending) {
-	method := string(c.q.Method)
+	method := c.q.Method
 	minor := c.q.Minor
 	if no := c.informed(w, r, up, method); no != nil {
 		return no, ending{}

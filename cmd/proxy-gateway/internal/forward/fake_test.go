@@ -3,12 +3,12 @@ package forward_test
 import (
 	"bufio"
 	"bytes"
-	"crypto/tls"
 	"errors"
 	"io"
 	"net"
 	"net/http"
 	"net/netip"
+	"net/url"
 	"os"
 	"slices"
 	"strings"
@@ -232,8 +232,8 @@ type script struct {
 	got []string
 }
 
-// scripted reads heads, with a body of Content-Length if there is one, and answers. A
-// text may have several parts split by \x00, between which it waits for a byte.
+// scripted reads requests with their bodies and answers them. After a text that says
+// close-after it closes the connection.
 func scripted(t testing.TB, answers ...string) *script {
 	s := &script{}
 	s.Server = proxytest.Start(t, proxytest.Options{Protocol: httpProxy, Talk: func(c net.Conn) {
@@ -283,6 +283,11 @@ func (g *gateway) dial() *net.TCPConn {
 	return conn.(*net.TCPConn)
 }
 
+// proxyOf has Go's client use the gateway.
+func proxyOf(g *gateway) func(*http.Request) (*url.URL, error) {
+	return http.ProxyURL(&url.URL{Scheme: "http", Host: g.address})
+}
+
 // say sends a text, ends, and returns all that comes back.
 func (g *gateway) say(text string) string {
 	g.t.Helper()
@@ -300,27 +305,41 @@ func (g *gateway) say(text string) string {
 	return string(got)
 }
 
-// talk sends a text and returns the connection with the response that follows.
-func talk(t testing.TB, conn net.Conn, r *bufio.Reader, method, text string) *http.Response {
+// reply is a response that was read.
+type reply struct {
+	status      int
+	header      http.Header
+	body        string
+	trailer     http.Header
+	close       bool
+	err         error // of reading the body
+	proxyStatus string
+}
+
+// talk sends a text and reads the response that follows; of CONNECT only its head.
+func talk(t testing.TB, conn net.Conn, r *bufio.Reader, method, text string) reply {
 	t.Helper()
 	if _, err := io.WriteString(conn, text); err != nil {
 		t.Fatal(err)
 	}
-	answer, err := http.ReadResponse(r, &http.Request{Method: method})
-	if err != nil {
-		t.Fatalf("after %.100q: %v", text, err)
-	}
-	return answer
+	return listenTo(t, r, method, text)
 }
 
-func body(t testing.TB, answer *http.Response) string {
+// listenTo reads a response.
+func listenTo(t testing.TB, r *bufio.Reader, method, after string) reply {
 	t.Helper()
-	text, err := io.ReadAll(answer.Body)
+	answer, err := http.ReadResponse(r, &http.Request{Method: method})
 	if err != nil {
-		t.Fatal(err)
+		t.Fatalf("after %.100q: %v", after, err)
 	}
-	_ = answer.Body.Close()
-	return string(text)
+	defer func() { _ = answer.Body.Close() }()
+	out := reply{status: answer.StatusCode, header: answer.Header, close: answer.Close, proxyStatus: answer.Header.Get("Proxy-Status")}
+	if method == http.MethodConnect && out.status == 200 {
+		return out
+	}
+	text, err := io.ReadAll(answer.Body)
+	out.body, out.err, out.trailer = string(text), err, answer.Trailer
+	return out
 }
 
 // origin is a target's server.
@@ -416,5 +435,3 @@ func addrPort(t testing.TB, text string) netip.AddrPort {
 	}
 	return a
 }
-
-var _ = tls.VersionTLS13

@@ -49,7 +49,7 @@ func (c *client) report(w *way, stage controlplanev1.Outcome_Stage, class contro
 }
 
 func (c *client) ask() *Ask {
-	return &Ask{Client: c.name, Method: string(c.q.Method), Target: c.q.Target, From: c.conn.RemoteAddr(), Header: c.q.Get}
+	return &Ask{Client: c.name, Method: c.q.Method, Target: c.q.Target, From: c.conn.RemoteAddr(), Header: c.q.Get}
 }
 
 // rule finds the request's routing and lets its policy judge the target. Addresses

@@ -47,13 +47,13 @@ func (w *Writer) Flush() error {
 	if len(w.buf) == 0 {
 		return nil
 	}
-	_, err := w.dst.Write(w.buf)
+	n, err := w.dst.Write(w.buf)
 	w.buf = w.buf[:0]
 	if cap(w.buf) > bufferSize { // it grew for a long head
 		w.buf = nil
 	}
 	if err != nil {
-		return &Broken{Writing: true, Err: err}
+		return &Broken{Writing: true, Untouched: n == 0, Err: err}
 	}
 	return nil
 }
@@ -89,8 +89,9 @@ func (w *Writer) take(p []byte) error {
 // Broken is why a body was not copied to its end: reading or writing failed, or what was
 // read is no body.
 type Broken struct {
-	Writing bool
-	Err     error // a *Malformed, io.ErrUnexpectedEOF, or what the connection gave
+	Writing   bool
+	Untouched bool  // not a byte of this write went out
+	Err       error // a *Malformed, io.ErrUnexpectedEOF, or what the connection gave
 }
 
 func (b *Broken) Error() string {
@@ -225,11 +226,8 @@ func copyChunks(w *Writer, r *Reader, plain bool) error {
 		if err := copySized(w, r, left); err != nil {
 			return err
 		}
-		if line, err = nextLine(w, r, 0); err != nil {
+		if _, err = nextLine(w, r, 0); err != nil {
 			return err
-		}
-		if len(line) != 0 {
-			return &Broken{Err: malformed("a chunk is longer than its size")}
 		}
 		if !plain {
 			w.Append(func(to []byte) []byte { return append(to, "\r\n"...) })
@@ -279,11 +277,14 @@ func nextLine(w *Writer, r *Reader, longest int) ([]byte, error) {
 			if end == 0 || data[end-1] != '\r' {
 				return nil, &Broken{Err: malformed("a line of a chunked body ends in LF alone")}
 			}
+			if end-1 > longest {
+				return nil, tooLong(longest)
+			}
 			r.Discard(end + 1)
 			return data[:end-1], nil
 		}
 		if scanned = len(data); scanned > longest+1 {
-			return nil, &Broken{Err: malformed("a line of a chunked body has more than %d bytes, or a chunk is longer than its size", longest)}
+			return nil, tooLong(longest)
 		}
 		if err := w.Flush(); err != nil {
 			return nil, err
@@ -292,6 +293,13 @@ func nextLine(w *Writer, r *Reader, longest int) ([]byte, error) {
 			return nil, reading(err)
 		}
 	}
+}
+
+func tooLong(longest int) error {
+	if longest == 0 {
+		return &Broken{Err: malformed("a chunk is longer than its size")}
+	}
+	return &Broken{Err: malformed("a line of a chunked body has more than %d bytes", longest)}
 }
 
 // copyTrailers copies what follows the last chunk. Trailers that would frame, route or

@@ -8,10 +8,11 @@ import (
 )
 
 // Request is the head of a request to a forward proxy. Its zero value is ready to be
-// read into, again and again. Slices in it live until the Reader's next read.
+// read into, again and again. Slices in it live until the Reader's next read, and so do
+// the fields that Get and Append look at.
 type Request struct {
 	head
-	Method   []byte
+	Method   string
 	Connect  bool          // a tunnel is asked for
 	Target   target.Target // where it goes
 	Path     []byte        // what the target's server is asked for, as in /path?query
@@ -50,7 +51,8 @@ func (q *Request) parse(text []byte) error {
 		}
 		return malformed("the request line does not end in a version of HTTP: %.40q", proto)
 	}
-	q.Method, q.Connect = method, string(method) == "CONNECT"
+	q.Method = methodOf(method)
+	q.Connect = q.Method == "CONNECT"
 	var err error
 	if q.fields, err = appendFields(fields, rest); err != nil {
 		return err
@@ -66,6 +68,18 @@ func (q *Request) parse(text []byte) error {
 		return malformed("a CONNECT has no body, and so neither Content-Length nor Transfer-Encoding")
 	}
 	return q.meaning()
+}
+
+// methods are those that are no new string for each request.
+var methods = [...]string{"GET", "POST", "CONNECT", "HEAD", "PUT", "DELETE", "OPTIONS", "PATCH"}
+
+func methodOf(b []byte) string {
+	for _, m := range methods {
+		if string(b) == m {
+			return m
+		}
+	}
+	return string(b)
 }
 
 var scheme = []byte("http://")
@@ -94,9 +108,12 @@ func (q *Request) parseTarget(uri []byte) (err error) {
 		return malformed("the request's target has a fragment, which is for the client alone")
 	}
 	if at := bytes.IndexByte(authority, '@'); at >= 0 {
-		if authority = authority[at+1:]; bytes.IndexByte(authority, '@') >= 0 {
-			return malformed("the request's target has two @ before its path")
+		for _, c := range authority[:at] { // it goes nowhere, but must not hide a host from others
+			if !isToken(c) && bytes.IndexByte([]byte("(),;:="), c) < 0 {
+				return malformed("the request's target has %q before its @", c)
+			}
 		}
+		authority = authority[at+1:] // a second @ is in no host
 	}
 	if q.Target, err = target.Parse(string(authority), 80); err != nil {
 		return err
@@ -163,7 +180,7 @@ func (q *Request) Append(to []byte, o Onward) []byte {
 	}
 	switch {
 	case len(q.Path) > 0 && q.Path[0] == '/':
-	case string(q.Method) != "OPTIONS" || len(q.Path) > 0:
+	case q.Method != "OPTIONS" || len(q.Path) > 0:
 		to = append(to, '/')
 	case !o.Absolute:
 		to = append(to, '*')
