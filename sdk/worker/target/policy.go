@@ -144,6 +144,37 @@ func (h *hosts) has(name string) bool {
 
 func (h *hosts) empty() bool { return len(h.exact) == 0 && len(h.below) == 0 }
 
+// Hosts is a set of names, of suffixes written as *.suffix, and of addresses, as the
+// policy of a routing has them and its match does. The zero value is empty.
+type Hosts struct {
+	names hosts
+	nets  []netip.Prefix
+}
+
+// NewHosts reads patterns. Its error names every one that is wrong as field[i].
+func NewHosts(field string, patterns []string) (Hosts, error) {
+	var h Hosts
+	var wrong []error
+	for i, p := range patterns {
+		if err := h.names.add(p, &h.nets, field, i); err != nil {
+			wrong = append(wrong, err)
+		}
+	}
+	return h, errors.Join(wrong...)
+}
+
+// Has reports whether a target is in the set: an address by itself, a name by itself or a
+// suffix.
+func (h *Hosts) Has(t Target) bool {
+	if t.Addr.IsValid() {
+		return slices.ContainsFunc(h.nets, func(n netip.Prefix) bool { return n.Contains(t.Addr) })
+	}
+	return h.names.has(t.Name)
+}
+
+// Empty reports whether nothing is in the set.
+func (h *Hosts) Empty() bool { return h.names.empty() && len(h.nets) == 0 }
+
 // nobody is what a nil Policy allows.
 var nobody = &Policy{}
 

@@ -67,6 +67,32 @@ func Allowing(config []string) Policy {
 	return Policy{allowed: allowed}
 }
 
+// Classes are the allowed ones.
+func (p Policy) Classes() (out []target.Class) {
+	for _, c := range []target.Class{target.Loopback, target.LinkLocal, target.Metadata} {
+		if slices.Contains(p.allowed, c.String()) {
+			out = append(out, c)
+		}
+	}
+	return out
+}
+
+// CheckTarget returns a *Refusal for a target of somebody else's connection that may not be
+// reached, by its address or by what its name always means.
+func (p Policy) CheckTarget(t target.Target) error {
+	if t.Addr.IsValid() {
+		return p.check(t.Addr)
+	}
+	if class := target.ClassOfName(t.Name).String(); slices.Contains(classes, class) && !slices.Contains(p.allowed, class) {
+		return notAllowed(t.Name, class, "name")
+	}
+	return nil
+}
+
+func notAllowed(what, class, kind string) *Refusal {
+	return &Refusal{What: what, Why: fmt.Sprintf("it is a %s %s; allow it in the probe's configuration (\"allow\": [%q]) or in its environment (%s=%s)", class, kind, class, Variable, class)}
+}
+
 // CheckAllow refuses a class that does not exist, in a configuration or in the
 // environment.
 func CheckAllow(config []string) error {
@@ -92,5 +118,5 @@ func (p Policy) check(a netip.Addr) error {
 	case class == nowhere:
 		return &Refusal{What: a.String(), Why: "it is multicast or reserved, and no one's address"}
 	}
-	return &Refusal{What: a.String(), Why: fmt.Sprintf("it is a %s address; allow it in the probe's configuration (\"allow\": [%q]) or in its environment (%s=%s)", class, class, Variable, class)}
+	return notAllowed(a.String(), class, "address")
 }
