@@ -14,6 +14,7 @@ import (
 
 	"github.com/dodona-project/dodona/cmd/proxy-gateway/internal/forward"
 	controlplanev1 "github.com/dodona-project/dodona/proto/controlplane/v1"
+	"github.com/dodona-project/dodona/sdk/worker"
 	"github.com/dodona-project/dodona/sdk/worker/proxytest"
 	"github.com/dodona-project/dodona/sdk/worker/target"
 )
@@ -63,8 +64,8 @@ func TestOwnAnswers(t *testing.T) {
 		token  string
 		closes bool
 	}{
-		{"no routing", nil, &rule{match: func(*forward.Ask) bool { return false }}, getShop, 421, "destination_not_found", false},
-		{"no routing for a CONNECT", nil, &rule{match: func(*forward.Ask) bool { return false }}, connectShop, 421, "destination_not_found", true},
+		{"no routing", nil, &rule{match: func(*worker.Request) bool { return false }}, getShop, 421, "destination_not_found", false},
+		{"no routing for a CONNECT", nil, &rule{match: func(*worker.Request) bool { return false }}, connectShop, 421, "destination_not_found", true},
 		{"policy by port", nil, through(t, good.Server), "GET http://shop.example:8080/ HTTP/1.1\r\nHost: x\r\n\r\n", 403, "http_request_denied", false},
 		{"policy by address", nil, through(t, good.Server), "GET http://127.0.0.1/ HTTP/1.1\r\nHost: x\r\n\r\n", 403, "destination_ip_prohibited", false},
 		{"policy by mapped address", nil, through(t, good.Server), "CONNECT [::ffff:10.0.0.1]:443 HTTP/1.1\r\nHost: x\r\n\r\n", 403, "destination_ip_prohibited", true},
@@ -137,7 +138,7 @@ func TestClients(t *testing.T) {
 	s := scripted(t, ok, ok, ok)
 	var seen []string
 	r := through(t, s.Server)
-	r.match = func(a *forward.Ask) bool { seen = append(seen, a.Client); return true }
+	r.match = func(a *worker.Request) bool { seen = append(seen, a.Client); return true }
 	g := start(t, func(o *forward.Options) { o.Clients = passwords{"alice": "s3cret:x", "bob": "b"} }, r)
 	conn := g.dial()
 	in := bufio.NewReader(conn)
@@ -194,7 +195,7 @@ func TestOwnListener(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		g.view.set(&rule{name: "direct", on: direct, policy: p})
+		g.view.set(&rule{Routing: worker.Routing{Name: "direct", OnUnavailable: direct, Policy: p}})
 		want := 200
 		if own.Listeners != nil {
 			want = 403

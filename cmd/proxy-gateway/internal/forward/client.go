@@ -7,6 +7,7 @@ import (
 	"errors"
 	"net"
 	"net/http"
+	"net/netip"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -24,6 +25,7 @@ type client struct {
 	q    wire.Request
 	p    wire.Response
 	name string // of the client that sent the request; empty where nobody is asked
+	ip   string // where the connection comes from
 
 	ctx    context.Context // ends with the connection
 	cancel context.CancelFunc
@@ -43,6 +45,9 @@ const (
 
 func newClient(s *Server, conn net.Conn) *client {
 	c := &client{s: s, conn: newStream(conn, s.Limits.Idle)}
+	if a, err := netip.ParseAddrPort(conn.RemoteAddr().String()); err == nil {
+		c.ip = a.Addr().Unmap().String()
+	}
 	c.ctx, c.cancel = context.WithCancel(s.end)
 	c.r.Reset(c.conn)
 	c.w.Reset(c.conn)

@@ -141,7 +141,7 @@ func (c *client) send(w *way, r *wire.Reader) (*upload, error) {
 func (c *client) sendHead(w *way, out *wire.Writer, there bool) error {
 	onward := wire.Onward{Absolute: w.absolute}
 	if w.absolute {
-		onward.Login = w.lease.Proxy().Authorization()
+		onward.Login = w.lease.Via().Authorization()
 	}
 	out.Reset(w.conn)
 	out.Append(func(to []byte) []byte {

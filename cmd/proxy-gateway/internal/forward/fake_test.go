@@ -5,6 +5,7 @@ import (
 	"bytes"
 	"errors"
 	"io"
+	"log/slog"
 	"net"
 	"net/http"
 	"net/netip"
@@ -17,11 +18,11 @@ import (
 	"testing"
 	"time"
 
-	"github.com/hashicorp/go-hclog"
 	"go.uber.org/goleak"
 
 	"github.com/dodona-project/dodona/cmd/proxy-gateway/internal/forward"
 	controlplanev1 "github.com/dodona-project/dodona/proto/controlplane/v1"
+	"github.com/dodona-project/dodona/sdk/worker"
 	"github.com/dodona-project/dodona/sdk/worker/proxytest"
 	"github.com/dodona-project/dodona/sdk/worker/target"
 	"github.com/dodona-project/dodona/sdk/worker/upstream"
@@ -56,27 +57,12 @@ type proxy struct {
 
 // rule is a routing of a fake view.
 type rule struct {
-	name    string
-	match   func(*forward.Ask) bool // nil = all
-	policy  *target.Policy
-	pinned  bool
-	on      controlplanev1.OnUnavailable
-	timeout time.Duration
+	worker.Routing
+	match   func(*worker.Request) bool // nil = all
 	proxies []*proxy
 }
 
-func (r *rule) Name() string           { return r.name }
-func (r *rule) Policy() *target.Policy { return r.policy }
-func (r *rule) Resolve() controlplanev1.Resolve {
-	if r.pinned {
-		return controlplanev1.Resolve_RESOLVE_PINNED
-	}
-	return controlplanev1.Resolve_RESOLVE_REMOTE
-}
-
-func (r *rule) OnUnavailable() (controlplanev1.OnUnavailable, time.Duration) { return r.on, r.timeout }
-
-func (r *rule) Pick(_ *forward.Ask, tried []string) forward.Lease {
+func (r *rule) pick(tried []string) forward.Lease {
 	for _, p := range r.proxies {
 		if slices.Contains(tried, p.id) {
 			continue
@@ -98,8 +84,14 @@ type lease struct {
 
 func (l *lease) ProxyID() string           { return l.id }
 func (l *lease) CredentialVersion() uint32 { return l.version }
-func (l *lease) Proxy() upstream.Proxy     { return l.at }
-func (l *lease) Begin() {
+func (l *lease) Via() upstream.Proxy       { return l.at }
+func (l *lease) Observe(time.Duration, bool) {
+	if l.state.Load() == 2 {
+		panic("observed after its release")
+	}
+}
+
+func (l *lease) Activate() {
 	if l.state.Swap(1) != 0 {
 		panic("begun twice")
 	}
@@ -121,17 +113,26 @@ type routes struct{ rules atomic.Pointer[[]*rule] }
 
 func (v *routes) set(rules ...*rule) { v.rules.Store(&rules) }
 
-func (v *routes) Route(a *forward.Ask) (forward.Routing, bool) {
+func (v *routes) Route(q *worker.Request) (*worker.Routing, bool) {
 	rules := v.rules.Load()
 	if rules == nil {
 		return nil, false
 	}
 	for _, r := range *rules {
-		if r.match == nil || r.match(a) {
-			return r, true
+		if r.match == nil || r.match(q) {
+			return &r.Routing, true
 		}
 	}
 	return nil, true
+}
+
+func (v *routes) Pick(routing *worker.Routing, _ *worker.Request, tried []string) forward.Lease {
+	for _, r := range *v.rules.Load() {
+		if r.Name == routing.Name {
+			return r.pick(tried)
+		}
+	}
+	return nil
 }
 
 func (v *routes) Current(id string, version uint32) bool {
@@ -157,7 +158,7 @@ type gateway struct {
 	listener net.Listener
 	view     *routes
 	mu       sync.Mutex
-	outcomes []forward.Outcome
+	outcomes []worker.Outcome
 }
 
 func start(t testing.TB, change func(*forward.Options), rules ...*rule) *gateway {
@@ -169,8 +170,8 @@ func start(t testing.TB, change func(*forward.Options), rules ...*rule) *gateway
 	g := &gateway{t: t, address: l.Addr().String(), listener: l, view: &routes{}}
 	g.view.set(rules...)
 	o := forward.Options{
-		Routes: g.view, Dialer: &upstream.Dialer{Allow: []target.Class{target.Loopback}}, Log: hclog.NewNullLogger(),
-		Report: func(o forward.Outcome) {
+		Routes: g.view, Dialer: &upstream.Dialer{Allow: []target.Class{target.Loopback}}, Log: slog.New(slog.DiscardHandler),
+		Report: func(o worker.Outcome) {
 			g.mu.Lock()
 			defer g.mu.Unlock()
 			g.outcomes = append(g.outcomes, o)
@@ -204,7 +205,7 @@ func start(t testing.TB, change func(*forward.Options), rules ...*rule) *gateway
 // through is a rule that leads everything through these proxies.
 func through(t testing.TB, servers ...*proxytest.Server) *rule {
 	t.Helper()
-	r := &rule{name: "all", on: fail}
+	r := &rule{Routing: worker.Routing{Name: "all", OnUnavailable: fail}}
 	for _, s := range servers {
 		at, err := upstream.Of(s.Proxy(), s.Credential())
 		if err != nil {

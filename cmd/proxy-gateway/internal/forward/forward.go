@@ -16,73 +16,46 @@ package forward
 import (
 	"context"
 	"errors"
+	"log/slog"
 	"math/rand/v2"
 	"net"
 	"sync"
 	"sync/atomic"
 	"time"
 
-	"github.com/hashicorp/go-hclog"
-
 	"github.com/dodona-project/dodona/cmd/proxy-gateway/internal/wait"
-	controlplanev1 "github.com/dodona-project/dodona/proto/controlplane/v1"
+	"github.com/dodona-project/dodona/sdk/worker"
 	"github.com/dodona-project/dodona/sdk/worker/target"
 	"github.com/dodona-project/dodona/sdk/worker/upstream"
 )
 
-// Ask is what a routing is found and a proxy is picked by.
-type Ask struct {
-	Client string // an authenticated name; empty where nobody is asked
-	Method string
-	Target target.Target
-	From   net.Addr
-	Header func(name string) []byte // of the request; valid during the call
-}
-
-// Routes is where requests are led as of now. Its methods are called for each request, by
-// many goroutines, and do not block.
+// Routes is where requests are led as of now: a worker's view. Its methods are called for
+// each request, by many goroutines, and do not block.
 type Routes interface {
-	// Route returns the first routing that matches. nil is none; ready is false while
-	// there is nothing to go by, and then nothing is led anywhere.
-	Route(a *Ask) (r Routing, ready bool)
+	// Route returns the first routing that matches, nil when none does. ready is false
+	// while there is nothing to go by, and then nothing is led anywhere.
+	Route(q *worker.Request) (r *worker.Routing, ready bool)
+	// Pick reserves a place on a proxy whose id is not in tried, nil when there is none.
+	Pick(r *worker.Routing, q *worker.Request, tried []string) Lease
 	// Current reports whether a proxy is still one to use with this version of its
 	// credential.
 	Current(proxyID string, credentialVersion uint32) bool
 }
 
-// Routing is one rule, as of the moment at which Route returned it.
-type Routing interface {
-	Name() string
-	Policy() *target.Policy
-	Resolve() controlplanev1.Resolve
-	OnUnavailable() (controlplanev1.OnUnavailable, time.Duration)
-	// Pick reserves room at a proxy whose id is not in tried; nil when none has room.
-	Pick(a *Ask, tried []string) Lease
-}
-
-// Lease is room at a proxy that is held until it is released.
+// Lease is a place on a proxy that is held until it is released.
 type Lease interface {
 	ProxyID() string
 	CredentialVersion() uint32
-	Proxy() upstream.Proxy
-	Begin()   // what was reserved is in use
-	Release() // once
+	Via() upstream.Proxy
+	Activate()                                // what was reserved is in use
+	Observe(took time.Duration, success bool) // how long the proxy took to answer
+	Release()                                 // once
 }
 
 // Clients knows who may use the gateway.
 type Clients interface {
 	// Check takes the same time for whatever is wrong.
 	Check(name, password string) bool
-}
-
-// Outcome is what came of one attempt through a proxy.
-type Outcome struct {
-	ProxyID, Routing string
-	Stage            controlplanev1.Outcome_Stage
-	Class            controlplanev1.ErrorClass // of a failure; UNSPECIFIED = it went well
-	Status           int
-	Took             time.Duration
-	Target           target.Target
 }
 
 // Limits are limits of time and number. A zero takes its default.
@@ -135,8 +108,8 @@ type Options struct {
 	Dialer  *upstream.Dialer
 	Direct  target.Dialer // resolves names for PINNED and DIRECT, and dials DIRECT
 	Limits  Limits
-	Report  func(Outcome) // must not block; nil = nobody wants to know
-	Log     hclog.Logger
+	Report  func(worker.Outcome) // must not block; nil = nobody wants to know
+	Log     *slog.Logger
 }
 
 // Server is the gateway's data path. Its methods are safe for concurrent use.

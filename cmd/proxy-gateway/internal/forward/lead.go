@@ -9,6 +9,7 @@ import (
 
 	"github.com/dodona-project/dodona/cmd/proxy-gateway/internal/wait"
 	controlplanev1 "github.com/dodona-project/dodona/proto/controlplane/v1"
+	"github.com/dodona-project/dodona/sdk/worker"
 	"github.com/dodona-project/dodona/sdk/worker/fault"
 	"github.com/dodona-project/dodona/sdk/worker/target"
 	"github.com/dodona-project/dodona/sdk/worker/upstream"
@@ -39,41 +40,51 @@ func (c *client) done(w *way) {
 
 // report tells what came of an attempt through a proxy.
 func (c *client) report(w *way, stage controlplanev1.Outcome_Stage, class controlplanev1.ErrorClass, status int) {
-	if c.s.Report == nil || w.lease == nil {
+	if w.lease == nil {
 		return
 	}
-	c.s.Report(Outcome{
-		ProxyID: w.lease.ProxyID(), Routing: w.routing, Stage: stage, Class: class, Status: status,
-		Took: time.Since(w.began), Target: c.q.Target,
+	took := time.Since(w.began)
+	if stage != controlplanev1.Outcome_STAGE_TUNNEL { // which lasts as long as its client likes
+		w.lease.Observe(took, class == 0)
+	}
+	if c.s.Report == nil {
+		return
+	}
+	c.s.Report(worker.Outcome{
+		ProxyID: w.lease.ProxyID(), Routing: w.routing, Stage: stage, Success: class == 0, Class: class, Status: status,
+		Latency: took, TargetHost: c.q.Target.Host(),
 	})
 }
 
-func (c *client) ask() *Ask {
-	return &Ask{Client: c.name, Method: c.q.Method, Target: c.q.Target, From: c.conn.RemoteAddr(), Header: c.q.Get}
+func (c *client) ask() *worker.Request {
+	return &worker.Request{
+		Target: c.q.Target, Method: c.q.Method, Client: c.name, ClientIP: c.ip,
+		Header: func(name string) string { return string(c.q.Get(name)) },
+	}
 }
 
 // rule finds the request's routing and lets its policy judge the target. Addresses
 // are set where the gateway resolves names: they are the ones that were judged.
-func (c *client) rule(a *Ask) (Routing, []netip.AddrPort, *refusal) {
-	routing, ready := c.s.Routes.Route(a)
+func (c *client) rule(q *worker.Request) (*worker.Routing, []netip.AddrPort, *refusal) {
+	routing, ready := c.s.Routes.Route(q)
 	switch {
 	case !ready:
 		return nil, nil, unavailable("the gateway has no valid snapshot of what to lead where")
 	case routing == nil:
 		return nil, nil, &refusal{status: 421, token: "destination_not_found", why: "no routing is for this client, method and target"}
 	}
-	policy := routing.Policy()
-	if routing.Resolve() != controlplanev1.Resolve_RESOLVE_PINNED {
-		if err := policy.Check(a.Target); err != nil {
-			return nil, nil, c.forbidden(a.Target, err)
+	policy := routing.Policy
+	if routing.Resolve != controlplanev1.Resolve_RESOLVE_PINNED {
+		if err := policy.Check(q.Target); err != nil {
+			return nil, nil, c.forbidden(q.Target, err)
 		}
 		return routing, nil, nil
 	}
 	ctx, cancel := context.WithTimeout(c.ctx, c.s.Limits.Resolve)
 	defer cancel()
-	addresses, err := policy.Resolve(ctx, a.Target, c.s.Direct.Resolver)
+	addresses, err := policy.Resolve(ctx, q.Target, c.s.Direct.Resolver)
 	if err != nil {
-		return nil, nil, c.forbidden(a.Target, err)
+		return nil, nil, c.forbidden(q.Target, err)
 	}
 	return routing, addresses, nil
 }
@@ -93,21 +104,21 @@ func (c *client) forbidden(to target.Target, err error) *refusal {
 
 // lead finds a way for the request, or says what the client is answered.
 func (c *client) lead() (*way, *refusal) {
-	a := c.ask()
-	routing, addresses, no := c.rule(a)
+	q := c.ask()
+	routing, addresses, no := c.rule(q)
 	if no != nil {
 		return nil, no
 	}
 	var tried []string
 	var last *refusal
 	for attempt := 0; ; attempt++ {
-		lease := c.pick(a, routing, tried)
+		lease := c.pick(q, routing, tried)
 		if lease == nil && len(tried) == 0 {
-			if lease, no = c.wait(a, routing); no != nil {
+			if lease, no = c.wait(q, routing); no != nil {
 				return nil, no
 			}
 			if lease != nil { // things may have changed meanwhile
-				if routing, addresses, no = c.rule(a); no != nil {
+				if routing, addresses, no = c.rule(q); no != nil {
 					lease.Release()
 					c.s.wake()
 					return nil, no
@@ -115,8 +126,8 @@ func (c *client) lead() (*way, *refusal) {
 			}
 		}
 		if lease == nil {
-			if on, _ := routing.OnUnavailable(); on == controlplanev1.OnUnavailable_ON_UNAVAILABLE_DIRECT {
-				return c.direct(a, routing)
+			if routing.OnUnavailable == controlplanev1.OnUnavailable_ON_UNAVAILABLE_DIRECT {
+				return c.direct(q, routing)
 			}
 			if last != nil {
 				return nil, last
@@ -126,7 +137,7 @@ func (c *client) lead() (*way, *refusal) {
 		if attempt > 0 {
 			c.s.Stats.Retried.Add(1)
 		}
-		w := &way{routing: routing.Name(), policy: routing.Policy(), lease: lease, to: a.Target, began: time.Now()}
+		w := &way{routing: routing.Name, policy: routing.Policy, lease: lease, to: q.Target, began: time.Now()}
 		if len(addresses) > 0 {
 			one := addresses[attempt%len(addresses)]
 			w.to = target.Target{Addr: one.Addr(), Port: one.Port()}
@@ -151,21 +162,20 @@ func (c *client) lead() (*way, *refusal) {
 }
 
 // pick asks for a proxy, unless others wait for one.
-func (c *client) pick(a *Ask, routing Routing, tried []string) Lease {
-	if on, _ := routing.OnUnavailable(); on == controlplanev1.OnUnavailable_ON_UNAVAILABLE_WAIT && len(tried) == 0 && c.s.queue(routing.Name()).Len() > 0 {
+func (c *client) pick(q *worker.Request, routing *worker.Routing, tried []string) Lease {
+	if routing.OnUnavailable == controlplanev1.OnUnavailable_ON_UNAVAILABLE_WAIT && len(tried) == 0 && c.s.queue(routing.Name).Len() > 0 {
 		return nil
 	}
-	return routing.Pick(a, tried)
+	return c.s.Routes.Pick(routing, q, tried)
 }
 
 // wait waits for a proxy where the routing says so. No lease and no refusal is that it
 // does not.
-func (c *client) wait(a *Ask, routing Routing) (lease Lease, no *refusal) {
-	on, limit := routing.OnUnavailable()
-	if on != controlplanev1.OnUnavailable_ON_UNAVAILABLE_WAIT {
+func (c *client) wait(q *worker.Request, routing *worker.Routing) (lease Lease, no *refusal) {
+	if routing.OnUnavailable != controlplanev1.OnUnavailable_ON_UNAVAILABLE_WAIT {
 		return nil, nil
 	}
-	ctx, cancel := context.WithTimeout(c.ctx, limit)
+	ctx, cancel := context.WithTimeout(c.ctx, routing.WaitTimeout)
 	defer cancel()
 	left := false
 	stop := c.watch(func() {
@@ -173,13 +183,13 @@ func (c *client) wait(a *Ask, routing Routing) (lease Lease, no *refusal) {
 		cancel()
 	})
 	c.s.Stats.Waiting.Add(1)
-	name, changed := routing.Name(), false
+	name, changed := routing.Name, false
 	err := c.s.queue(name).Wait(ctx, c.name, func() bool {
-		now, ready := c.s.Routes.Route(a)
-		if changed = !ready || now == nil || now.Name() != name; changed {
+		now, ready := c.s.Routes.Route(q)
+		if changed = !ready || now == nil || now.Name != name; changed {
 			return true
 		}
-		lease = now.Pick(a, nil)
+		lease = c.s.Routes.Pick(now, q, nil)
 		return lease != nil
 	})
 	c.s.Stats.Waiting.Add(-1)
@@ -196,7 +206,7 @@ func (c *client) wait(a *Ask, routing Routing) (lease Lease, no *refusal) {
 	case err != nil:
 		return nil, unavailable("no proxy got room for this request in time")
 	case changed:
-		if _, _, no := c.rule(a); no != nil {
+		if _, _, no := c.rule(q); no != nil {
 			return nil, no
 		}
 		return nil, unavailable("the routing changed while this request waited for a proxy")
@@ -205,32 +215,32 @@ func (c *client) wait(a *Ask, routing Routing) (lease Lease, no *refusal) {
 }
 
 // direct connects to the target itself, at an address that the policy allowed.
-func (c *client) direct(a *Ask, routing Routing) (*way, *refusal) {
+func (c *client) direct(q *worker.Request, routing *worker.Routing) (*way, *refusal) {
 	limit := c.s.Dialer.DialTimeout
 	if limit <= 0 {
 		limit = upstream.DefaultDialTimeout
 	}
 	ctx, cancel := context.WithTimeout(c.ctx, limit)
 	defer cancel()
-	conn, err := c.s.Direct.Dial(ctx, routing.Policy(), a.Target)
+	conn, err := c.s.Direct.Dial(ctx, routing.Policy, q.Target)
 	if err != nil {
 		var refused *target.Refusal
 		if errors.As(err, &refused) {
-			return nil, denied(a.Target, refused)
+			return nil, denied(q.Target, refused)
 		}
 		no := notConnected(err)
 		no.why = "the target is not reached: " + fault.Text(err)
 		return nil, no
 	}
 	c.s.Stats.Direct.Add(1)
-	w := &way{routing: routing.Name(), to: a.Target, conn: newStream(conn, c.s.Limits.Idle), began: time.Now()}
+	w := &way{routing: routing.Name, to: q.Target, conn: newStream(conn, c.s.Limits.Idle), began: time.Now()}
 	c.use(conn)
 	return w, nil
 }
 
 // open opens a connection through the way's proxy, or takes an idle one.
 func (c *client) open(w *way, pinned, reuse bool) error {
-	p := w.lease.Proxy()
+	p := w.lease.Via()
 	// A name that was resolved here goes on as an address. In absolute form the target's
 	// server would then not learn its own name.
 	w.absolute = !c.q.Connect && p.Absolute() && !pinned
@@ -243,7 +253,7 @@ func (c *client) open(w *way, pinned, reuse bool) error {
 			c.s.Stats.Reused.Add(1)
 			w.reused = true
 			c.use(w.conn.Conn)
-			w.lease.Begin()
+			w.lease.Activate()
 			return nil
 		}
 	}
@@ -258,7 +268,7 @@ func (c *client) open(w *way, pinned, reuse bool) error {
 		return err
 	}
 	if !w.reused { // begun already
-		w.lease.Begin()
+		w.lease.Activate()
 	}
 	w.conn, w.reused = newStream(conn, c.s.Limits.Idle), false
 	c.use(conn)

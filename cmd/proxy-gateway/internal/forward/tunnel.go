@@ -28,6 +28,9 @@ func (c *client) tunnel() bool {
 	}
 	defer c.done(w)
 	defer func() { _ = w.conn.Close() }()
+	if w.lease != nil {
+		w.lease.Observe(time.Since(w.began), true)
+	}
 	c.s.Stats.Answers[200].Add(1)
 	if _, err := io.WriteString(c.conn, "HTTP/1.1 200 Connection established\r\n\r\n"); err != nil {
 		return false
