@@ -27,6 +27,8 @@ type client struct {
 	name string // of the client that sent the request; empty where nobody is asked
 	ip   string // where the connection comes from
 
+	handed bool // the connection is a tunnel's, which ends it
+
 	ctx    context.Context // ends with the connection
 	cancel context.CancelFunc
 	state  atomic.Int32
@@ -85,16 +87,22 @@ func (c *client) use(conn net.Conn) {
 
 // refuseConnection answers a connection that is one too many.
 func (c *client) refuseConnection() {
-	defer c.close()
 	r := unavailable("the gateway has as many connections as it takes")
 	r.close = true
 	c.answer(r)
 }
 
+// end closes the connection and has the server forget it.
+func (c *client) end() {
+	c.close()
+	c.r.Release()
+	c.w.Release()
+	c.s.forget(c)
+	c.s.work.Done()
+}
+
+// serve serves requests until the connection ends or is a tunnel's.
 func (c *client) serve() {
-	defer c.w.Release()
-	defer c.r.Release()
-	defer c.close()
 	c.conn.each(c.s.Limits.Headers)
 	for c.await() {
 		c.conn.together(c.s.Limits.Headers)

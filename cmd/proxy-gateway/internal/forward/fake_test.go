@@ -191,7 +191,7 @@ func start(t testing.TB, change func(*forward.Options), rules ...*rule) *gateway
 		_ = l.Close()
 		g.Close()
 		done.Wait()
-		for _, r := range rules {
+		for _, r := range rules { // set later or not
 			for _, p := range r.proxies {
 				if p.held.Load() != 0 || p.begun.Load() != 0 {
 					t.Errorf("proxy %s is held %d times at the end, %d in use", p.id, p.held.Load(), p.begun.Load())
@@ -271,6 +271,16 @@ func (s *script) received() []string {
 type oneByte struct{ io.Reader }
 
 func (r oneByte) Read(p []byte) (int, error) { return r.Reader.Read(p[:min(len(p), 1)]) }
+
+// dialRaw connects without a deadline, and is its caller's to close.
+func (g *gateway) dialRaw() net.Conn {
+	g.t.Helper()
+	conn, err := net.Dial("tcp", g.address)
+	if err != nil {
+		g.t.Fatal(err)
+	}
+	return conn
+}
 
 // dial connects to the gateway.
 func (g *gateway) dial() *net.TCPConn {
@@ -417,15 +427,6 @@ func eventually(t testing.TB, what string, is func() bool) {
 			t.Fatalf("not in %v: %s", patience, what)
 		}
 	}
-}
-
-func policy(t testing.TB, p *controlplanev1.TargetPolicy) *target.Policy {
-	t.Helper()
-	c, err := target.Compile(p, target.Own{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	return c
 }
 
 func addrPort(t testing.TB, text string) netip.AddrPort {

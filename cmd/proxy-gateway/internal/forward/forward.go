@@ -8,8 +8,8 @@
 // the idle ones; then an exchange or a tunnel copies bytes until its end, and the proxy is
 // released. Another proxy is tried only while not a byte of the request went out.
 //
-// One goroutine serves a client's connection, one more a body that is sent, and one more a
-// tunnel's other direction. Everything that may take long has a limit of time, and nothing
+// One goroutine serves a client's connection, one more a body that is sent, and two a
+// tunnel. Everything that may take long has a limit of time, and nothing
 // on this path asks the host or the store.
 package forward
 
@@ -171,13 +171,14 @@ func (s *Server) Serve(l net.Listener) error {
 		s.mu.Unlock()
 		s.Stats.Connections.Add(1)
 		go func() {
-			defer s.work.Done()
-			defer s.forget(c)
 			if full {
 				c.refuseConnection()
-				return
+			} else {
+				c.serve()
 			}
-			c.serve()
+			if !c.handed {
+				c.end()
+			}
 		}()
 	}
 }

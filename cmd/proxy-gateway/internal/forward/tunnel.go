@@ -5,11 +5,11 @@ import (
 	"io"
 	"net"
 	"os"
-	"sync"
 	"sync/atomic"
 	"syscall"
 	"time"
 
+	"github.com/dodona-project/dodona/cmd/proxy-gateway/internal/wire"
 	controlplanev1 "github.com/dodona-project/dodona/proto/controlplane/v1"
 	"github.com/dodona-project/dodona/sdk/worker/fault"
 )
@@ -20,71 +20,89 @@ const (
 )
 
 // tunnel serves a CONNECT. It reports whether another request may follow, which is so
-// only after an answer of the gateway's own.
+// only after an answer of the gateway's own. A tunnel that stands goes on by itself, on
+// goroutines whose stacks never held more than it takes: there may be very many.
 func (c *client) tunnel() bool {
 	w, no := c.lead()
 	if no != nil {
 		return c.answer(no)
 	}
-	defer c.done(w)
-	defer func() { _ = w.conn.Close() }()
 	if w.lease != nil {
 		w.lease.Observe(time.Since(w.began), true)
 	}
 	c.s.Stats.Answers[200].Add(1)
-	if _, err := io.WriteString(c.conn, "HTTP/1.1 200 Connection established\r\n\r\n"); err != nil {
-		return false
-	}
+	_, err := io.WriteString(c.conn, "HTTP/1.1 200 Connection established\r\n\r\n")
 	// What the client sent with its CONNECT is the tunnel's.
-	if early := c.r.Buffered(); len(early) > 0 {
-		if _, err := w.conn.Write(early); err != nil {
+	if early := c.r.Buffered(); err == nil && len(early) > 0 {
+		if _, err = w.conn.Write(early); err != nil {
 			c.report(w, controlplanev1.Outcome_STAGE_TUNNEL, fault.Class(err), 0)
-			return false
 		}
 		c.s.Stats.Up.Add(int64(len(early)))
 	}
+	if err != nil {
+		_ = w.conn.Close()
+		c.done(w)
+		return false
+	}
 	c.r.Release()
 	c.w.Release()
+	c.q, c.p = wire.Request{Target: c.q.Target}, wire.Response{}
+	t := &tunnel{c: c, w: w}
+	t.open.Store(2)
 	c.s.Stats.Tunnels.Add(1)
-	defer c.s.Stats.Tunnels.Add(-1)
-	t := &tunnel{idle: c.s.Limits.Idle, halfClose: c.s.Limits.HalfClose, up: &c.s.Stats.Up, down: &c.s.Stats.Down}
 	if c.s.Limits.Total > 0 {
-		timer := time.AfterFunc(c.s.Limits.Total, c.close)
-		defer timer.Stop()
+		t.total = time.AfterFunc(c.s.Limits.Total, c.close)
 	}
-	c.report(w, controlplanev1.Outcome_STAGE_TUNNEL, fault.Class(t.run(c.conn, w.conn)), 0)
+	c.handed = true
+	go t.upstream()
+	go t.downstream()
 	return false
 }
 
 var errIdle = errors.New("nothing came for too long")
 
-// tunnel copies both ways between two connections.
+// tunnel copies both ways between two connections until both directions have ended, or
+// one of them is broken or both are idle; then both connections are closed. It ends the
+// client and the way it was made of.
 type tunnel struct {
-	idle, halfClose time.Duration
-	up, down        *atomic.Int64 // bytes
+	c     *client
+	w     *way
+	total *time.Timer // nil = no limit
 
-	moved atomic.Uint64 // rises when something came on either side
-	half  atomic.Bool   // one direction has ended
+	moved  atomic.Uint64 // rises when something came on either side
+	half   atomic.Bool   // one direction has ended
+	open   atomic.Int32  // directions
+	failed atomic.Int32  // the first error that is the upstream's, by its class
 }
 
-// run copies until both directions have ended, or one of them is broken or both are
-// idle; then both connections are closed. The error is the upstream's fault.
-func (t *tunnel) run(client, upstream *stream) error {
-	var other sync.WaitGroup
-	var sent error
-	sending := false
-	other.Go(func() { sending, sent = t.copy(client, upstream, t.up) })
-	writing, err := t.copy(upstream, client, t.down)
-	other.Wait()
-	for _, e := range []struct {
-		upstreams bool
-		err       error
-	}{{!writing, err}, {sending, sent}} {
-		if e.upstreams && e.err != nil && !errors.Is(e.err, errIdle) && !errors.Is(e.err, net.ErrClosed) {
-			return e.err
-		}
+// upstream copies what the client sends.
+func (t *tunnel) upstream() {
+	writing, err := t.copy(t.c.conn, t.w.conn, &t.c.s.Stats.Up)
+	t.ended(writing, err)
+}
+
+// downstream copies what the target sends.
+func (t *tunnel) downstream() {
+	writing, err := t.copy(t.w.conn, t.c.conn, &t.c.s.Stats.Down)
+	t.ended(!writing, err)
+}
+
+// ended ends a direction, and with the second one the tunnel.
+func (t *tunnel) ended(upstreams bool, err error) {
+	if upstreams && err != nil && !errors.Is(err, errIdle) && !errors.Is(err, net.ErrClosed) {
+		t.failed.CompareAndSwap(0, int32(fault.Class(err)))
 	}
-	return nil
+	if t.open.Add(-1) > 0 {
+		return
+	}
+	if t.total != nil {
+		t.total.Stop()
+	}
+	_ = t.w.conn.Close()
+	t.c.report(t.w, controlplanev1.Outcome_STAGE_TUNNEL, controlplanev1.ErrorClass(t.failed.Load()), 0)
+	t.c.done(t.w)
+	t.c.s.Stats.Tunnels.Add(-1)
+	t.c.end()
 }
 
 // copy copies one direction and passes its end on. writing says that an error is not of
@@ -118,9 +136,9 @@ func (t *tunnel) still(from *stream, p *patience) bool {
 		if moved := t.moved.Load(); moved != p.seen || p.since.IsZero() {
 			p.seen, p.since = moved, now
 		}
-		limit, half := t.idle, t.half.Load()
+		limit, half := t.c.s.Limits.Idle, t.half.Load()
 		if half {
-			limit = min(limit, t.halfClose)
+			limit = min(limit, t.c.s.Limits.HalfClose)
 		}
 		left := limit - now.Sub(p.since)
 		if left <= 0 || from.SetReadDeadline(now.Add(min(left, max(limit/ticks, time.Millisecond)))) != nil {

@@ -65,7 +65,7 @@ type option struct {
 
 type given struct {
 	Settings
-	file, identity string
+	file string
 }
 
 func (g *given) options() []option {
