@@ -49,7 +49,9 @@ const patience = 30 * time.Second
 type plane struct {
 	controlplanev1.UnimplementedWorkerControlPlaneServer
 	address  string
+	server   *grpc.Server
 	validity time.Duration
+	maxStale time.Duration
 
 	mu       sync.Mutex
 	content  *controlplanev1.WorkerSnapshot
@@ -60,15 +62,19 @@ type plane struct {
 	outcomes []*controlplanev1.Outcome
 }
 
+// stop ends the control plane before the test does.
+func (p *plane) stop() { p.server.Stop() }
+
 func startPlane(t *testing.T, content *controlplanev1.WorkerSnapshot) *plane {
 	t.Helper()
-	p := &plane{content: content, change: make(chan struct{}), validity: time.Minute}
+	p := &plane{content: content, change: make(chan struct{}), validity: time.Minute, maxStale: 2 * time.Minute}
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
 	p.address = l.Addr().String()
 	s := grpc.NewServer()
+	p.server = s
 	controlplanev1.RegisterWorkerControlPlaneServer(s, p)
 	var done sync.WaitGroup
 	done.Go(func() { _ = s.Serve(l) })
@@ -81,7 +87,7 @@ func startPlane(t *testing.T, content *controlplanev1.WorkerSnapshot) *plane {
 
 func (p *plane) RegisterWorker(context.Context, *controlplanev1.RegisterWorkerRequest) (*controlplanev1.RegisterWorkerResponse, error) {
 	return &controlplanev1.RegisterWorkerResponse{
-		SessionId: "session", OwnershipEpoch: 1, MaxStaleAge: durationpb.New(2 * time.Minute), SessionTtl: durationpb.New(30 * time.Second),
+		SessionId: "session", OwnershipEpoch: 1, MaxStaleAge: durationpb.New(p.maxStale), SessionTtl: durationpb.New(30 * time.Second),
 		RuntimeInterval: durationpb.New(100 * time.Millisecond), MaxRuntimeCounters: 4096, MaxOutcomeBatch: 512, ProtocolVersion: 1,
 	}, nil
 }
@@ -228,10 +234,9 @@ func (p *process) proxy(user *url.Userinfo) *http.Client {
 	return &http.Client{Timeout: patience, Transport: &http.Transport{DisableKeepAlives: true, Proxy: http.ProxyURL(&url.URL{Scheme: "http", User: user, Host: p.clients})}}
 }
 
-// A gateway as a process: it is ready once it has a snapshot, leads requests by it and
-// reports them, follows the next snapshot, and ends within its limit when it is told to,
-// after what ran.
-func TestProcess(t *testing.T) {
+// world is a target, a proxy that leads to it, and a snapshot that has that proxy.
+func world(t *testing.T, on controlplanev1.OnUnavailable) *controlplanev1.WorkerSnapshot {
+	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
@@ -239,22 +244,30 @@ func TestProcess(t *testing.T) {
 	origin := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { _, _ = io.WriteString(w, "hello "+r.Host) })}
 	var done sync.WaitGroup
 	done.Go(func() { _ = origin.Serve(l) })
-	defer done.Wait()
-	defer func() { _ = origin.Close() }()
-	at := l.Addr().String()
+	t.Cleanup(func() {
+		_ = origin.Close()
+		done.Wait()
+	})
 	up := proxytest.Start(t, proxytest.Options{
-		Protocol: controlplanev1.Proxy_PROTOCOL_SOCKS5, Username: "user", Password: "secret", Hosts: map[string]string{"shop.example:80": at},
+		Protocol: controlplanev1.Proxy_PROTOCOL_SOCKS5, Username: "user", Password: "secret", Hosts: map[string]string{"shop.example:80": l.Addr().String()},
 	})
 	far := up.Proxy()
 	far.ExpiresAt, far.UsableUntil = timestamppb.New(time.Now().Add(time.Hour)), timestamppb.New(time.Now().Add(time.Hour))
 	far.AssignmentEpoch = 1
-	host := startPlane(t, &controlplanev1.WorkerSnapshot{
+	return &controlplanev1.WorkerSnapshot{
 		Routings: []*controlplanev1.Routing{{
-			Name: "all", Match: &controlplanev1.RoutingMatch{}, OnUnavailable: controlplanev1.OnUnavailable_ON_UNAVAILABLE_FAIL,
+			Name: "all", Match: &controlplanev1.RoutingMatch{}, OnUnavailable: on,
 			Upstreams: []*controlplanev1.UpstreamRef{{Name: "test", Weight: 1}}, Plan: &donav1.Plan{Algorithm: donav1.Algorithm_ALGORITHM_ROUND_ROBIN},
 		}},
 		Proxies: []*controlplanev1.Proxy{far}, Credentials: []*controlplanev1.Credential{up.Credential()},
-	})
+	}
+}
+
+// A gateway as a process: it is ready once it has a snapshot, leads requests by it and
+// reports them, follows the next snapshot, and ends within its limit when it is told to,
+// after what ran.
+func TestProcess(t *testing.T) {
+	host := startPlane(t, world(t, controlplanev1.OnUnavailable_ON_UNAVAILABLE_FAIL))
 	password := filepath.Join(t.TempDir(), "alice")
 	if err := os.WriteFile(password, []byte("pass\n"), 0o600); err != nil {
 		t.Fatal(err)
@@ -306,18 +319,7 @@ gateway:
 	}
 
 	// A tunnel that runs while the gateway is told to end.
-	conn, err := net.Dial("tcp", p.clients)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer func() { _ = conn.Close() }()
-	_ = conn.SetDeadline(time.Now().Add(patience))
-	_, _ = io.WriteString(conn, "CONNECT shop.example:80 HTTP/1.1\r\nHost: x\r\nProxy-Authorization: Basic YWxpY2U6cGFzcw==\r\n\r\n")
-	in := bufio.NewReader(conn)
-	if line, err := in.ReadString('\n'); err != nil || !strings.HasPrefix(line, "HTTP/1.1 200 ") {
-		t.Fatalf("CONNECT is answered %q, %v", line, err)
-	}
-	_, _ = in.ReadString('\n')
+	conn, in := p.tunnel(t, "Proxy-Authorization: Basic YWxpY2U6cGFzcw==\r\n")
 	if err := p.Process.Signal(syscall.SIGTERM); err != nil {
 		t.Fatal(err)
 	}
@@ -343,6 +345,80 @@ gateway:
 	defer host.mu.Unlock()
 	if n := len(host.last.GetCounters()); n != 0 {
 		t.Errorf("at the end %d proxies are reported in use", n)
+	}
+}
+
+// tunnel opens one to shop.example:80 and leaves it open.
+func (p *process) tunnel(t *testing.T, login string) (net.Conn, *bufio.Reader) {
+	t.Helper()
+	conn, err := net.Dial("tcp", p.clients)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = conn.Close() })
+	_ = conn.SetDeadline(time.Now().Add(patience))
+	_, _ = io.WriteString(conn, "CONNECT shop.example:80 HTTP/1.1\r\nHost: x\r\n"+login+"\r\n")
+	in := bufio.NewReader(conn)
+	if line, err := in.ReadString('\n'); err != nil || !strings.HasPrefix(line, "HTTP/1.1 200 ") {
+		t.Fatalf("CONNECT is answered %q, %v", line, err)
+	}
+	_, _ = in.ReadString('\n')
+	return conn, in
+}
+
+// Without its control plane a gateway goes on while its snapshot is valid. Then it leads
+// nobody anywhere, not directly either, and says that it is not ready; what runs goes on, and
+// is cut once its proxies may be somebody else's.
+func TestControlPlaneAway(t *testing.T) {
+	host := startPlane(t, world(t, controlplanev1.OnUnavailable_ON_UNAVAILABLE_DIRECT))
+	host.validity, host.maxStale = 3*time.Second, 3*time.Second
+	p := startGateway(t, "controlPlane: {tls: {mode: disabled}}\ngateway: {upstreams: {allow: [loopback]}}\n", "-control-plane", host.address)
+	eventually(t, "the gateway is ready", func() bool { code, _ := p.ask("/readyz"); return code == 200 })
+	received := time.Now()
+	host.stop()
+	client := p.proxy(nil)
+	status := func() int {
+		answer, err := client.Get("http://shop.example/")
+		if err != nil {
+			t.Fatal(err)
+		}
+		_ = answer.Body.Close()
+		return answer.StatusCode
+	}
+	conn, in := p.tunnel(t, "")
+	last := time.Now()
+	eventually(t, "nothing is led anywhere", func() bool {
+		begin := time.Now()
+		if status() == 200 {
+			last = begin
+			return false
+		}
+		return true
+	})
+	t.Logf("the last request that was led began %v after the gateway was ready with a snapshot of %v", last.Sub(received), host.validity)
+	if last.Sub(received) > host.validity {
+		t.Error("a request was led past the snapshot's validity")
+	}
+	if got := status(); got != 503 {
+		t.Errorf("then requests are answered %d", got)
+	}
+	if code, text := p.ask("/readyz"); code != 503 || strings.Contains(text, "serving") {
+		t.Errorf("/readyz answers %d %q", code, text)
+	}
+	_, _ = io.WriteString(conn, "GET / HTTP/1.1\r\nHost: shop.example\r\n\r\n")
+	if line, err := in.ReadString('\n'); err != nil || !strings.HasPrefix(line, "HTTP/1.1 200 ") {
+		t.Errorf("what ran gives %q, %v", line, err)
+	}
+	if _, err := io.Copy(io.Discard, in); err != nil && errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Errorf("what ran is not cut: %v", err)
+	}
+	took := time.Since(received)
+	t.Logf("what ran was cut after %v", took)
+	if took < host.maxStale {
+		t.Errorf("what ran was cut after %v", took)
+	}
+	if code, _ := p.ask("/healthz"); code != 200 {
+		t.Errorf("/healthz answers %d", code)
 	}
 }
 

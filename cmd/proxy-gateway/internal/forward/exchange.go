@@ -21,9 +21,15 @@ const (
 // upload is the request's body on its way.
 type upload struct {
 	whole atomic.Bool   // it was read to its end
+	at    atomic.Int64  // when, in nanoseconds since 1970, if there is a goroutine for it
 	done  chan struct{} // nil = there is no goroutine for it
 	err   error         // of the copy, once done is closed
 	ours  bool          // it was given up
+}
+
+// recent reports whether the body is still on its way, or was until so long ago.
+func (u *upload) recent(limit time.Duration) bool {
+	return u.done != nil && (!u.whole.Load() || time.Since(time.Unix(0, u.at.Load())) < limit)
 }
 
 // exchange sends the request, and the response back. It reports whether the client's
@@ -128,7 +134,10 @@ func (c *client) send(w *way, r *wire.Reader) (*upload, error) {
 	go func() {
 		defer close(up.done)
 		defer out.Release()
-		up.err = wire.Copy(&out, &c.r, c.q.Length, false, func() { up.whole.Store(true) })
+		up.err = wire.Copy(&out, &c.r, c.q.Length, false, func() {
+			up.at.Store(time.Now().UnixNano())
+			up.whole.Store(true)
+		})
 		up.ours = c.conn.aborted.Load()
 		if broken := (*wire.Broken)(nil); errors.As(up.err, &broken) && !broken.Writing {
 			_ = conn.Close() // without all of the body there is no answer to wait for
@@ -197,41 +206,41 @@ func (c *client) informed(w *way, r *wire.Reader, up *upload, method string) *re
 	if !invited && c.s.Limits.Continue < c.s.Limits.Headers {
 		w.conn.together(c.s.Limits.Continue)
 	}
-	for range maxInformational {
+	for answers := 0; answers < maxInformational; {
 		err := r.ReadResponse(&c.p, method)
-		if err != nil && !invited && errors.Is(err, os.ErrDeadlineExceeded) {
+		switch {
+		case err == nil && (!c.p.Informational() || c.p.Status == http.StatusSwitchingProtocols):
+			return nil
+		case err == nil:
+			answers++
+			skip := c.p.Status == http.StatusContinue && invited // who has been told, or does not wait
+			invited = invited || c.p.Status == http.StatusContinue
+			if skip || c.q.Minor == 0 {
+				continue
+			}
+			if !c.tell(func(to []byte) []byte { return c.p.Append(to, 1, false) }) {
+				return &refusal{silent: true, close: true}
+			}
+		case errors.Is(err, os.ErrDeadlineExceeded) && !invited:
 			// An upstream that knows nothing of 100 waits for the body, and the client for it.
 			invited = true
-			c.w.Append(func(to []byte) []byte { return append(to, "HTTP/1.1 100 Continue\r\n\r\n"...) })
-			if c.w.Flush() != nil {
+			if !c.tell(func(to []byte) []byte { return append(to, "HTTP/1.1 100 Continue\r\n\r\n"...) }) {
 				return &refusal{silent: true, close: true}
 			}
 			w.conn.together(c.s.Limits.Headers)
-			continue
-		}
-		if err != nil {
-			if up.done == nil || up.whole.Load() || !isTimeout(err) {
-				c.report(w, headers, fault.Class(err), 0)
-				return noResponse(err)
-			}
-			// It still gets the body: it has not had its time yet.
+		case errors.Is(err, os.ErrDeadlineExceeded) && up.recent(c.s.Limits.Headers):
+			// Its time begins when it has the whole request.
 			w.conn.together(c.s.Limits.Headers)
-			w.conn.readBy = time.Time{}
-			continue
-		}
-		if !c.p.Informational() || c.p.Status == http.StatusSwitchingProtocols {
-			return nil
-		}
-		if c.p.Status == http.StatusContinue && invited {
-			continue // the client has been told, or does not wait
-		}
-		invited = invited || c.p.Status == http.StatusContinue
-		if c.q.Minor >= 1 {
-			c.w.Append(func(to []byte) []byte { return c.p.Append(to, 1, false) })
-			if c.w.Flush() != nil {
-				return &refusal{silent: true, close: true}
-			}
+		default:
+			c.report(w, headers, fault.Class(err), 0)
+			return noResponse(err)
 		}
 	}
 	return noResponse(&wire.Malformed{Why: "more informational answers than any server sends"})
+}
+
+// tell sends something to the client at once.
+func (c *client) tell(what func(to []byte) []byte) bool {
+	c.w.Append(what)
+	return c.w.Flush() == nil
 }

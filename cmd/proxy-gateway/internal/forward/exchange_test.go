@@ -345,3 +345,32 @@ func TestManyAtOnce(t *testing.T) {
 		}
 	}
 }
+
+// An upstream's time to answer begins when it has the whole request, however long that took
+// to come.
+func TestLongUpload(t *testing.T) {
+	const headers = 400 * time.Millisecond
+	s := proxytest.Start(t, proxytest.Options{Protocol: httpProxy, Talk: func(conn net.Conn) {
+		q, err := http.ReadRequest(bufio.NewReader(conn))
+		if err != nil {
+			return
+		}
+		_, _ = io.Copy(io.Discard, q.Body)
+		time.Sleep(headers / 2)
+		_, _ = io.WriteString(conn, ok)
+	}})
+	g := start(t, func(o *forward.Options) { o.Limits.Headers = headers }, through(t, s))
+	conn := g.dial()
+	if _, err := io.WriteString(conn, "POST http://shop.example/ HTTP/1.1\r\nHost: x\r\nContent-Length: 15\r\n\r\n"); err != nil {
+		t.Fatal(err)
+	}
+	for range 15 {
+		time.Sleep(headers / 4)
+		if _, err := io.WriteString(conn, "x"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if got := listenTo(t, bufio.NewReader(conn), http.MethodPost, "upload"); got.status != 200 {
+		t.Errorf("answered %+v", got)
+	}
+}
