@@ -63,12 +63,14 @@ var needed = map[string]string{
 	"svid agent":        "--token t --socket private/agent.sock --bootstrap 127.0.0.1:1 --timeout 500ms",
 	"demo":              "--dona-host nowhere",
 	"attest fetch":      "--out d",
+	"pool extract":      "--upstream acme",
+	"pool routing set":  "--enabled",
 }
 
 // withoutHost are the commands that ask no host, and how they end here.
 var withoutHost = map[string]int{
 	"bucket": ExitOK, "version": ExitOK, "completion": ExitOK, "store restore": ExitUsage, "demo": ExitConfig, "svid renew": ExitUsage,
-	"attest verify": ExitConfig, "attest verify-segments": ExitConfig,
+	"attest verify": ExitConfig, "attest verify-segments": ExitConfig, "pool config check": ExitOK,
 }
 
 // TestEveryCommandAnswersInJSON: with --json each command has one JSON value on
@@ -78,6 +80,10 @@ func TestEveryCommandAnswersInJSON(t *testing.T) {
 	values := map[string]string{
 		"SERVICE": "checkout", "FLAG": "new-ui", "VARIANT": "v2", "PLUGIN": "analysis/prometheus",
 		"HOST": "shop.example.com", "ID": "0123456789abcdef", "FILE": "b.db", "UNIT": "u", "SHELL": "bash", "DIR": "nowhere",
+		"UPSTREAM": "acme", "ROUTING": "shop", "PROXY": "px-1", "YAML": "pool.yaml", "LIST": "pool.yaml",
+	}
+	if err := os.WriteFile("pool.yaml", []byte("cluster: {id: east}\n"), 0o600); err != nil {
+		t.Fatal(err)
 	}
 	for path, c := range leaves(t) {
 		if c.Name() == "demo-service" {
