@@ -20,8 +20,11 @@ import (
 	"testing"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/spiffe/go-spiffe/v2/spiffetls/tlsconfig"
 	"go.uber.org/goleak"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/durationpb"
 	"google.golang.org/protobuf/types/known/timestamppb"
@@ -53,19 +56,20 @@ type plane struct {
 	validity time.Duration
 	maxStale time.Duration
 
-	mu       sync.Mutex
-	content  *controlplanev1.WorkerSnapshot
-	version  uint64
-	change   chan struct{}
-	draining bool
-	last     *controlplanev1.ReportRuntimeRequest
-	outcomes []*controlplanev1.Outcome
+	mu         sync.Mutex
+	content    *controlplanev1.WorkerSnapshot
+	version    uint64
+	change     chan struct{}
+	draining   bool
+	registered *controlplanev1.RegisterWorkerRequest
+	last       *controlplanev1.ReportRuntimeRequest
+	outcomes   []*controlplanev1.Outcome
 }
 
 // stop ends the control plane before the test does.
 func (p *plane) stop() { p.server.Stop() }
 
-func startPlane(t *testing.T, content *controlplanev1.WorkerSnapshot) *plane {
+func startPlane(t *testing.T, content *controlplanev1.WorkerSnapshot, options ...grpc.ServerOption) *plane {
 	t.Helper()
 	p := &plane{content: content, change: make(chan struct{}), validity: time.Minute, maxStale: 2 * time.Minute}
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -73,7 +77,7 @@ func startPlane(t *testing.T, content *controlplanev1.WorkerSnapshot) *plane {
 		t.Fatal(err)
 	}
 	p.address = l.Addr().String()
-	s := grpc.NewServer()
+	s := grpc.NewServer(options...)
 	p.server = s
 	controlplanev1.RegisterWorkerControlPlaneServer(s, p)
 	var done sync.WaitGroup
@@ -85,7 +89,10 @@ func startPlane(t *testing.T, content *controlplanev1.WorkerSnapshot) *plane {
 	return p
 }
 
-func (p *plane) RegisterWorker(context.Context, *controlplanev1.RegisterWorkerRequest) (*controlplanev1.RegisterWorkerResponse, error) {
+func (p *plane) RegisterWorker(_ context.Context, r *controlplanev1.RegisterWorkerRequest) (*controlplanev1.RegisterWorkerResponse, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.registered = r
 	return &controlplanev1.RegisterWorkerResponse{
 		SessionId: "session", OwnershipEpoch: 1, MaxStaleAge: durationpb.New(p.maxStale), SessionTtl: durationpb.New(30 * time.Second),
 		RuntimeInterval: durationpb.New(100 * time.Millisecond), MaxRuntimeCounters: 4096, MaxOutcomeBatch: 512, ProtocolVersion: 1,
@@ -419,6 +426,67 @@ func TestControlPlaneAway(t *testing.T) {
 	}
 	if code, _ := p.ask("/healthz"); code != 200 {
 		t.Errorf("/healthz answers %d", code)
+	}
+}
+
+// With mTLS, who the worker is comes from its certificate alone.
+func TestAutoIdentity(t *testing.T) {
+	ca := svidtest.NewCA(t, "prod.example")
+	own := ca.Source("/host/h1")
+	host := startPlane(t, world(t, controlplanev1.OnUnavailable_ON_UNAVAILABLE_FAIL), grpc.Creds(credentials.NewTLS(tlsconfig.MTLSServerConfig(own, own, tlsconfig.AuthorizeAny()))))
+	dir := t.TempDir()
+	ca.Source("/prod/worker/w7").Write(t, dir)
+	p := startGateway(t, fmt.Sprintf("controlPlane: {gatewayTLS: {cert: %[1]s/cert.pem, key: %[1]s/key.pem, ca: %[1]s/bundle.pem}}\ngateway: {upstreams: {allow: [loopback]}}\n", dir),
+		"-control-plane", host.address, "-worker-id", "", "-instance-id", "", "-auto-identity")
+	eventually(t, "the gateway is ready", func() bool { code, _ := p.ask("/readyz"); return code == 200 })
+	host.mu.Lock()
+	defer host.mu.Unlock()
+	if r := host.registered; r.GetWorkerId() != "w7" || r.GetInstanceId() != "w7" || r.GetClusterId() != "prod" {
+		t.Errorf("it registers as %v", r)
+	}
+}
+
+// The page names every flag, variable, key of the file and metric.
+func TestPage(t *testing.T) {
+	text, err := os.ReadFile("../../docs/gateway.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var help, none bytes.Buffer
+	run([]string{"-help"}, nil, &help, &none)
+	want := regexp.MustCompile(`PROXY_POOL_\w+`).FindAllString(help.String(), -1)
+	for _, m := range regexp.MustCompile(`(?m)^  -([a-z-]+)`).FindAllStringSubmatch(help.String(), -1) {
+		if m[1] != "version" {
+			want = append(want, "`-"+m[1]+"`")
+		}
+	}
+	descs := make(chan *prometheus.Desc, 100)
+	metrics{}.Describe(descs)
+	close(descs)
+	for d := range descs {
+		name := regexp.MustCompile(`fqName: "(\w+)", help: "([^"]+)"`).FindStringSubmatch(d.String())
+		want = append(want, "`"+name[1]+"`", name[2])
+	}
+	// What the parser allows, by what it says of keys that it does not know.
+	file := filepath.Join(t.TempDir(), "g.yaml")
+	if err := os.WriteFile(file, []byte("gateway: {x: 1, limits: {x: 1}, upstreams: {x: 1}, clients: [{x: 1}]}\ncontrolPlane: {x: 1, tls: {x: 1}, gatewayTLS: {x: 1}}\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	var errs bytes.Buffer
+	run([]string{"-config", file}, nil, &none, &errs)
+	keys := regexp.MustCompile(`unknown key \(allowed: ([^)]+)\)`).FindAllStringSubmatch(errs.String(), -1)
+	if len(keys) != 7 {
+		t.Errorf("%d lists of keys in\n%s", len(keys), errs.String())
+	}
+	for _, m := range keys {
+		for _, key := range strings.Split(m[1], ", ") {
+			want = append(want, key)
+		}
+	}
+	for _, w := range want {
+		if !strings.Contains(string(text), w) {
+			t.Errorf("docs/gateway.md has no %s", w)
+		}
 	}
 }
 
