@@ -479,9 +479,7 @@ func TestPage(t *testing.T) {
 		t.Errorf("%d lists of keys in\n%s", len(keys), errs.String())
 	}
 	for _, m := range keys {
-		for _, key := range strings.Split(m[1], ", ") {
-			want = append(want, key)
-		}
+		want = append(want, strings.Split(m[1], ", ")...)
 	}
 	for _, w := range want {
 		if !strings.Contains(string(text), w) {

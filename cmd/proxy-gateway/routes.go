@@ -1,6 +1,8 @@
 package main
 
 import (
+	"errors"
+
 	"github.com/dodona-project/dodona/cmd/proxy-gateway/internal/forward"
 	"github.com/dodona-project/dodona/sdk/worker"
 	"github.com/dodona-project/dodona/sdk/worker/upstream"
@@ -25,6 +27,15 @@ func (r routes) Pick(routing *worker.Routing, q *worker.Request, tried []string)
 		return nil
 	}
 	return &lease{l}
+}
+
+// PickProxy implements forward.Routes.
+func (r routes) PickProxy(routing *worker.Routing, id string) (forward.Lease, bool) {
+	l, err := r.worker.PickProxy(routing, id)
+	if err != nil {
+		return nil, errors.Is(err, worker.ErrNoProxy)
+	}
+	return &lease{l}, false
 }
 
 // Current implements forward.Routes.

@@ -206,3 +206,40 @@ func TestOwnListener(t *testing.T) {
 		}
 	}
 }
+
+// No spelling of this machine, of a private network or of a cloud's metadata is led
+// anywhere, through a proxy or directly, in either kind of request.
+func TestOddSpellings(t *testing.T) {
+	good := scripted(t)
+	rules := []*rule{through(t, good.Server), {Routing: worker.Routing{Name: "direct", OnUnavailable: direct}}}
+	pinned := through(t, good.Server)
+	pinned.Resolve = controlplanev1.Resolve_RESOLVE_PINNED
+	names := &resolver{answer: func(int, string) []netip.Addr { return addresses("127.0.0.1") }}
+	g := start(t, func(o *forward.Options) { o.Direct.Resolver = names })
+	for _, r := range append(rules, pinned) {
+		g.view.set(r)
+		for _, host := range []string{
+			"127.0.0.1", "127.0.0.1.", "127.1", "127.0.1", "2130706433", "0x7f000001", "0x7f.0.0.1", "0177.0.0.1", "017700000001", "127.0.0.01", "0", "0.0.0.0", "127.255.255.254",
+			"localhost", "LOCALHOST", "localhost.", "a.localhost", "ip6-localhost", "[::1]", "[::]", "[0:0:0:0:0:0:0:1]", "[::ffff:127.0.0.1]", "[::ffff:7f00:1]", "[::127.0.0.1]", "[::ffff:0:127.0.0.1]",
+			"[64:ff9b::7f00:1]", "[64:ff9b:1::7f00:1]", "[2002:7f00:1::]", "[2001:0:1:2:3:4:80ff:fffe]", "[2001:db8::5efe:7f00:1]", "[fe80::1]", "[fe80::1%25lo]", "[fe80::1%lo]", "[::1%25lo]",
+			"10.0.0.1", "10.1", "172.16.0.1", "192.168.0.1", "[fc00::1]", "[fd00::1]", "[::ffff:10.0.0.1]", "[2002:a00:1::]", "100.64.0.1", "169.254.0.1", "224.0.0.1", "[ff02::1]", "255.255.255.255", "240.0.0.1",
+			"169.254.169.254", "2852039166", "0xa9fea9fe", "[::ffff:169.254.169.254]", "[fd00:ec2::254]", "metadata.google.internal", "Metadata.Google.Internal.", "100.100.100.200",
+			"127.0.0.1@shop.example@127.0.0.1", "127。0。0。1", "①②⑦.0.0.1", "%31%32%37.0.0.1", "127.0.0.1%00.shop.example", "shop.example\\.127.0.0.1",
+		} {
+			for _, text := range []string{
+				"GET http://" + host + "/ HTTP/1.1\r\nHost: shop.example\r\nConnection: close\r\n\r\n",
+				"GET http://shop.example@" + host + ":80/ HTTP/1.1\r\nHost: shop.example\r\nConnection: close\r\n\r\n",
+				"CONNECT " + host + ":443 HTTP/1.1\r\nHost: shop.example:443\r\n\r\n",
+			} {
+				conn := g.dial()
+				method, _, _ := strings.Cut(text, " ")
+				if got := talk(t, conn, bufio.NewReader(conn), method, text); got.status != 400 && got.status != 403 {
+					t.Errorf("%s: %q is answered %d %s", r.Name, text, got.status, got.body)
+				}
+			}
+		}
+	}
+	if n := good.Accepted() + int(g.Stats.Direct.Load()); n != 0 {
+		t.Errorf("%d requests were led somewhere", n)
+	}
+}

@@ -27,7 +27,7 @@ type client struct {
 	name string // of the client that sent the request; empty where nobody is asked
 	ip   string // where the connection comes from
 
-	handed bool // the connection is a tunnel's, which ends it
+	handed atomic.Bool // the connection is a tunnel's, which ends it
 
 	ctx    context.Context // ends with the connection
 	cancel context.CancelFunc
@@ -72,6 +72,13 @@ func (c *client) close() {
 // closeIdle ends the connection if it is between two requests.
 func (c *client) closeIdle() {
 	if c.state.CompareAndSwap(between, over) {
+		c.close()
+	}
+}
+
+// closeTunnel ends the connection if it is a tunnel.
+func (c *client) closeTunnel() {
+	if c.handed.Load() {
 		c.close()
 	}
 }

@@ -2,6 +2,7 @@ package forward
 
 import (
 	"errors"
+	"net"
 	"net/http"
 	"os"
 	"sync/atomic"
@@ -32,6 +33,14 @@ func (u *upload) recent(limit time.Duration) bool {
 	return u.done != nil && (!u.whole.Load() || time.Since(time.Unix(0, u.at.Load())) < limit)
 }
 
+// finish waits until the body's goroutine has ended. An upstream that answered and does not
+// take the last of the body has a moment to do so.
+func (u *upload) finish(conn net.Conn) {
+	timer := time.AfterFunc(lingerLimit, func() { _ = conn.Close() })
+	<-u.done
+	timer.Stop()
+}
+
 // exchange sends the request, and the response back. It reports whether the client's
 // connection can be used for another request.
 func (c *client) exchange() bool {
@@ -60,7 +69,7 @@ func (c *client) exchange() bool {
 		if no != nil || !up.whole.Load() {
 			_ = w.conn.Close()
 		}
-		<-up.done
+		up.finish(w.conn)
 	}
 	reusable := no == nil && !last.broken && up.whole.Load() && (up.done == nil || up.err == nil) &&
 		c.p.Persistent() && len(r.Buffered()) == 0 && w.lease != nil
@@ -70,6 +79,7 @@ func (c *client) exchange() bool {
 	} else {
 		_ = w.conn.Close()
 	}
+	c.done(w) // what follows is between the client and us
 	switch {
 	case no != nil:
 		if fixed := c.blame(up); fixed != nil {

@@ -135,6 +135,21 @@ func (v *routes) Pick(routing *worker.Routing, _ *worker.Request, tried []string
 	return nil
 }
 
+func (v *routes) PickProxy(routing *worker.Routing, id string) (forward.Lease, bool) {
+	for _, r := range *v.rules.Load() {
+		if r.Name != routing.Name {
+			continue
+		}
+		for _, p := range r.proxies {
+			if p.id == id {
+				l := (&rule{proxies: []*proxy{p}}).pick(nil)
+				return l, false
+			}
+		}
+	}
+	return nil, true
+}
+
 func (v *routes) Current(id string, version uint32) bool {
 	rules := v.rules.Load()
 	if rules == nil {

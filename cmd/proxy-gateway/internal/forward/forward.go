@@ -37,6 +37,9 @@ type Routes interface {
 	Route(q *worker.Request) (r *worker.Routing, ready bool)
 	// Pick reserves a place on a proxy whose id is not in tried, nil when there is none.
 	Pick(r *worker.Routing, q *worker.Request, tried []string) Lease
+	// PickProxy reserves a place on one proxy. gone is that it cannot be used any more,
+	// rather than not now.
+	PickProxy(r *worker.Routing, proxyID string) (l Lease, gone bool)
 	// Current reports whether a proxy is still one to use with this version of its
 	// credential.
 	Current(proxyID string, credentialVersion uint32) bool
@@ -118,6 +121,7 @@ type Server struct {
 	Stats Stats
 
 	idle     idle
+	sticky   sticky
 	queuesMu sync.RWMutex
 	queues   map[string]*wait.Queue // by routing
 
@@ -176,7 +180,7 @@ func (s *Server) Serve(l net.Listener) error {
 			} else {
 				c.serve()
 			}
-			if !c.handed {
+			if !c.handed.Load() {
 				c.end()
 			}
 		}()
@@ -232,8 +236,8 @@ func (s *Server) queue(routing string) *wait.Queue {
 
 // Drain ends the server within a limit, after its listeners were closed: clients between
 // two requests are sent away over its first quarter, answers say that the connection
-// closes, and what still runs after half of it is cut off over the second half, so that
-// not all clients come back at the same moment elsewhere.
+// closes, and tunnels that are there after half of it are cut off over the second half, so
+// that not all clients come back at the same moment elsewhere. Requests have all of it.
 func (s *Server) Drain(limit time.Duration) {
 	s.draining.Store(true)
 	s.mu.Lock()
@@ -249,7 +253,7 @@ func (s *Server) Drain(limit time.Duration) {
 	}
 	for _, c := range all {
 		at(0, limit/4, c.closeIdle)
-		at(limit/2, limit, c.close)
+		at(limit/2, limit, c.closeTunnel)
 	}
 	done := make(chan struct{})
 	go func() {

@@ -112,7 +112,10 @@ func (c *client) lead() (*way, *refusal) {
 	var tried []string
 	var last *refusal
 	for attempt := 0; ; attempt++ {
-		lease := c.pick(q, routing, tried)
+		lease, lost := c.pick(q, routing, tried)
+		if lost {
+			return nil, lostProxy()
+		}
 		if lease == nil && len(tried) == 0 {
 			if lease, no = c.wait(q, routing); no != nil {
 				return nil, no
@@ -144,6 +147,7 @@ func (c *client) lead() (*way, *refusal) {
 		}
 		err := c.open(w, len(addresses) > 0, true)
 		if err == nil {
+			c.stay(routing, lease.ProxyID())
 			return w, nil
 		}
 		var e *upstream.Error
@@ -154,19 +158,23 @@ func (c *client) lead() (*way, *refusal) {
 		last = notConnected(err)
 		tried = append(tried, lease.ProxyID())
 		c.done(w)
+		strict := routing.Stickiness.GetMode() == controlplanev1.Stickiness_MODE_STRICT && c.s.sticky.recall(c.who(routing), routing.Stickiness) != ""
+		if routing.Stickiness.GetMode() == controlplanev1.Stickiness_MODE_FAILOVER {
+			c.s.sticky.forget(c.who(routing), tried[len(tried)-1])
+		}
 		// Not a byte went out: another proxy may try, unless it is this machine that fails.
-		if attempt == retries || c.ctx.Err() != nil || e == nil || e.Local && e.Class != controlplanev1.ErrorClass_ERROR_CLASS_POLICY {
+		if attempt == retries || strict || c.ctx.Err() != nil || e == nil || e.Local && e.Class != controlplanev1.ErrorClass_ERROR_CLASS_POLICY {
 			return nil, last
 		}
 	}
 }
 
 // pick asks for a proxy, unless others wait for one.
-func (c *client) pick(q *worker.Request, routing *worker.Routing, tried []string) Lease {
+func (c *client) pick(q *worker.Request, routing *worker.Routing, tried []string) (lease Lease, lost bool) {
 	if routing.OnUnavailable == controlplanev1.OnUnavailable_ON_UNAVAILABLE_WAIT && len(tried) == 0 && c.s.queue(routing.Name).Len() > 0 {
-		return nil
+		return nil, false
 	}
-	return c.s.Routes.Pick(routing, q, tried)
+	return c.choose(q, routing, tried)
 }
 
 // wait waits for a proxy where the routing says so. No lease and no refusal is that it
@@ -183,14 +191,14 @@ func (c *client) wait(q *worker.Request, routing *worker.Routing) (lease Lease, 
 		cancel()
 	})
 	c.s.Stats.Waiting.Add(1)
-	name, changed := routing.Name, false
+	name, changed, lost := routing.Name, false, false
 	err := c.s.queue(name).Wait(ctx, c.name, func() bool {
 		now, ready := c.s.Routes.Route(q)
 		if changed = !ready || now == nil || now.Name != name; changed {
 			return true
 		}
-		lease = c.s.Routes.Pick(now, q, nil)
-		return lease != nil
+		lease, lost = c.choose(q, now, nil)
+		return lease != nil || lost
 	})
 	c.s.Stats.Waiting.Add(-1)
 	stop()
@@ -205,6 +213,8 @@ func (c *client) wait(q *worker.Request, routing *worker.Routing) (lease Lease, 
 		return nil, unavailable("no proxy has room for this request, and " + err.Error())
 	case err != nil:
 		return nil, unavailable("no proxy got room for this request in time")
+	case lost:
+		return nil, lostProxy()
 	case changed:
 		if _, _, no := c.rule(q); no != nil {
 			return nil, no

@@ -398,3 +398,57 @@ func TestWaitingEnds(t *testing.T) {
 		t.Errorf("%d places are held", held)
 	}
 }
+
+// Snapshots that come all the time change nothing for the requests that run meanwhile:
+// none fails, and nothing is held or kept for what is gone.
+func TestChangesUnderLoad(t *testing.T) {
+	at := origin(t, func(w http.ResponseWriter, r *http.Request) {
+		sent, _ := io.ReadAll(r.Body)
+		_, _ = w.Write(sent)
+	})
+	hosts := map[string]string{"shop.example:80": at}
+	a := proxytest.Start(t, proxytest.Options{Protocol: socksProxy, Hosts: hosts})
+	b := proxytest.Start(t, proxytest.Options{Protocol: socksProxy, Hosts: hosts})
+	r := through(t, a, b)
+	r.OnUnavailable, r.WaitTimeout = wait, patience
+	g := start(t, nil, r)
+	end := make(chan struct{})
+	var swaps, work sync.WaitGroup
+	swaps.Go(func() {
+		tick := time.NewTicker(5 * time.Millisecond)
+		defer tick.Stop()
+		for n := 0; ; n++ {
+			select {
+			case <-tick.C:
+			case <-end:
+				return
+			}
+			// In turn each alone, none at all, and both.
+			next := [][]*proxy{{r.proxies[0]}, {r.proxies[1]}, nil, r.proxies}[n%4]
+			g.view.set(&rule{Routing: r.Routing, proxies: next})
+			g.Changed()
+		}
+	})
+	for n := range 4 {
+		work.Go(func() {
+			conn := g.dial()
+			in := bufio.NewReader(conn)
+			for i := range 200 {
+				sent := strings.Repeat("x", n*1000+i)
+				got := talk(t, conn, in, http.MethodPost, fmt.Sprintf("POST http://shop.example/ HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%s", len(sent), sent))
+				if got.status != 200 || got.body != sent {
+					t.Errorf("client %d, request %d: answered %d with %d bytes of %d", n, i, got.status, len(got.body), len(sent))
+					return
+				}
+			}
+		})
+	}
+	work.Wait()
+	close(end)
+	swaps.Wait()
+	g.view.set()
+	g.Changed()
+	for _, p := range []*proxytest.Server{a, b} {
+		eventually(t, "all connections to a proxy that is gone are closed", func() bool { return p.Open() == 0 })
+	}
+}

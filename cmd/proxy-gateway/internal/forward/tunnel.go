@@ -53,7 +53,7 @@ func (c *client) tunnel() bool {
 	if c.s.Limits.Total > 0 {
 		t.total = time.AfterFunc(c.s.Limits.Total, c.close)
 	}
-	c.handed = true
+	c.handed.Store(true)
 	go t.upstream()
 	go t.downstream()
 	return false
