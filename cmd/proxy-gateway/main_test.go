@@ -495,6 +495,11 @@ func TestSettings(t *testing.T) {
 	ca := svidtest.NewCA(t, "prod.example")
 	good := filepath.Join(dir, "id")
 	ca.Source("/prod/worker/w7").Write(t, good)
+	open := filepath.Join(dir, "open")
+	ca.Source("/prod/worker/w8").Write(t, open)
+	if err := os.Chmod(filepath.Join(open, "key.pem"), 0o644); err != nil {
+		t.Fatal(err)
+	}
 	tlsOf := func(folder string) string {
 		return fmt.Sprintf("controlPlane: {gatewayTLS: {cert: %[1]s/cert.pem, key: %[1]s/key.pem, ca: %[1]s/bundle.pem}}\n", folder)
 	}
@@ -519,6 +524,7 @@ func TestSettings(t *testing.T) {
 		{"plaintext over the network", plain, append([]string{"-control-plane", "192.0.2.1:7600"}, id[2:]...), nil, exitConfig, "not on loopback"},
 		{"no TLS", "", id, nil, exitConfig, "controlPlane.gatewayTLS"},
 		{"TLS files that are not there", tlsOf(filepath.Join(dir, "none")), id, nil, exitConfig, "none/cert.pem"},
+		{"a key that others can read", tlsOf(open), id, nil, exitConfig, "chmod 600 "},
 		{"open to all", plain, append(id[:8:8], "-listen", "0.0.0.0:0"), nil, exitConfig, "gateway.anybody"},
 		{"no address to listen on", plain, append(id[:8:8], "-listen", "here"), nil, exitConfig, "allowed is host:port"},
 		{"many errors", plain + "gateway:\n  lissten: x\n  limits: {idle: soon, idle: 5s, waiting: 0}\n  clients: [{name: a}, {name: 'b:c', passwordFile: p}]\n  upstreams: {allow: [private]}\nnothing: 1\n", id, nil, exitConfig, ""},

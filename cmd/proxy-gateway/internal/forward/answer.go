@@ -117,17 +117,15 @@ var tokens = map[controlplanev1.ErrorClass]string{
 func notConnected(err error) *refusal {
 	var e *upstream.Error
 	var refused *target.Refusal
-	class, why := fault.Class(err), fault.Text(err)
+	class := fault.Class(err)
+	why := "the target is not reached: " + reason(class, err)
 	switch {
 	case errors.As(err, &e):
 		class = e.Class
 		if why = "the upstream proxy is not reached: "; e.Stage == upstream.Handshake {
 			why = "the upstream proxy's handshake fails: "
 		}
-		why += fault.Text(e.Err)
-		if errors.As(e.Err, &refused) {
-			why = "the upstream proxy is not reached: its address is of a class that is not allowed"
-		}
+		why += reason(class, e.Err)
 	case errors.As(err, &refused):
 		return &refusal{status: http.StatusForbidden, token: "destination_ip_prohibited", why: refused.Error()}
 	}
@@ -142,6 +140,22 @@ func notConnected(err error) *refusal {
 		r.silent, r.close = true, true
 	}
 	return r
+}
+
+// reason says why a connection did not come about, without a name or an address of the
+// other side, or of who looked it up.
+func reason(class controlplanev1.ErrorClass, err error) string {
+	switch class {
+	case controlplanev1.ErrorClass_ERROR_CLASS_DNS:
+		return "its name is not found"
+	case controlplanev1.ErrorClass_ERROR_CLASS_TIMEOUT:
+		return "no answer in time"
+	case controlplanev1.ErrorClass_ERROR_CLASS_TLS:
+		return "its TLS or its certificate does not hold"
+	case controlplanev1.ErrorClass_ERROR_CLASS_POLICY:
+		return "its address is of a class that is not allowed"
+	}
+	return fault.Text(err)
 }
 
 // noResponse is the answer when no response was read after the request went out.
@@ -191,7 +205,7 @@ func (c *client) linger() {
 		return
 	}
 	_ = c.conn.SetReadDeadline(time.Now().Add(lingerLimit))
-	_, _ = io.CopyN(io.Discard, c.conn.Conn, maxPeek)
+	_, _ = io.CopyN(io.Discard, c.conn.Conn, lingerBytes)
 }
 
 // isTimeout reports a limit of time that was met, a context's too.

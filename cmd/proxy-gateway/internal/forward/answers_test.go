@@ -55,6 +55,8 @@ func TestOwnAnswers(t *testing.T) {
 	good := scripted(t, ok, ok, ok, ok, ok, ok)
 	full := through(t, good.Server)
 	full.proxies[0].capacity = 0
+	hidden := through(t, good.Server)
+	hidden.proxies[0].at.Host = "hidden.invalid"
 	for _, c := range []struct {
 		name   string
 		change func(*forward.Options)
@@ -73,6 +75,7 @@ func TestOwnAnswers(t *testing.T) {
 		{"nothing has room", nil, full, getShop, 503, "connection_limit_reached", false},
 		{"nobody listens", nil, through(t, closed), getShop, 502, "connection_refused", false},
 		{"nobody listens for a tunnel", nil, through(t, closed), connectShop, 502, "connection_refused", true},
+		{"a proxy without an address", func(o *forward.Options) { o.Dialer.DialTimeout = patience }, hidden, getShop, 502, "dns_error", false},
 		{"upstream 407 to CONNECT", nil, through(t, refusing(httpProxy, 407)), connectShop, 502, "proxy_configuration_error", true},
 		{"upstream 403 to CONNECT", nil, through(t, refusing(httpProxy, 403)), connectShop, 502, "destination_unavailable", true},
 		{"upstream SOCKS refusal", nil, through(t, refusing(socksProxy, 5)), getShop, 502, "destination_unavailable", false},
@@ -115,7 +118,7 @@ func TestOwnAnswers(t *testing.T) {
 			if (got.header.Get("Retry-After") != "") != (c.status == 503) || (got.header.Get("Proxy-Authenticate") != "") != (c.status == 407) {
 				t.Errorf("the fields are %v", got.header)
 			}
-			if strings.Contains(got.body+got.proxyStatus, closed.Proxy().GetHost()+":") || strings.Contains(got.body, "secret") {
+			if strings.Contains(got.body+got.proxyStatus, "hidden.invalid") || strings.Contains(got.body+got.proxyStatus, closed.Proxy().GetHost()+":") || strings.Contains(got.body, "secret") {
 				t.Errorf("it tells %q, %q", got.body, got.proxyStatus)
 			}
 			if c.closes {
@@ -241,5 +244,25 @@ func TestOddSpellings(t *testing.T) {
 	}
 	if n := good.Accepted() + int(g.Stats.Direct.Load()); n != 0 {
 		t.Errorf("%d requests were led somewhere", n)
+	}
+}
+
+// A client may end its sending side after its request, and one that is too many is told.
+func TestConnections(t *testing.T) {
+	g := start(t, func(o *forward.Options) { o.Limits.Connections = 2 }, through(t, scripted(t, ok, ok).Server))
+	first := g.dial()
+	if _, err := io.WriteString(first, getShop); err != nil {
+		t.Fatal(err)
+	}
+	_ = first.CloseWrite()
+	if got, err := io.ReadAll(first); err != nil || !strings.HasSuffix(string(got), "\r\n\r\nok") {
+		t.Errorf("after a half-close: %q, %v", got, err)
+	}
+	eventually(t, "it is forgotten", func() bool { return g.Stats.Connections.Load() == 0 })
+	g.dial()
+	g.dial()
+	eventually(t, "two are open", func() bool { return g.Stats.Connections.Load() == 2 })
+	if got := g.say(""); !strings.HasPrefix(got, "HTTP/1.1 503 ") || !strings.Contains(got, "Connection: close\r\n") {
+		t.Errorf("the third gets %q", got)
 	}
 }

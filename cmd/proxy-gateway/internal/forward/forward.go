@@ -77,9 +77,9 @@ type Limits struct {
 }
 
 const (
-	retries     = 2 // attempts after the first
-	maxPeek     = 1 << 20
-	lingerLimit = 2 * time.Second
+	retries     = 2               // attempts after the first
+	lingerLimit = 2 * time.Second // for a client to take an answer and close, after the last one
+	lingerBytes = 1 << 20         // that it may send meanwhile
 )
 
 func (l *Limits) defaults() {

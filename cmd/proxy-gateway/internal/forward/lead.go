@@ -10,7 +10,6 @@ import (
 	"github.com/dodona-project/dodona/cmd/proxy-gateway/internal/wait"
 	controlplanev1 "github.com/dodona-project/dodona/proto/controlplane/v1"
 	"github.com/dodona-project/dodona/sdk/worker"
-	"github.com/dodona-project/dodona/sdk/worker/fault"
 	"github.com/dodona-project/dodona/sdk/worker/target"
 	"github.com/dodona-project/dodona/sdk/worker/upstream"
 )
@@ -155,6 +154,7 @@ func (c *client) lead() (*way, *refusal) {
 		if e != nil && e.Class != controlplanev1.ErrorClass_ERROR_CLASS_CANCELED {
 			c.report(w, e.Stage, e.Class, e.Status)
 		}
+		c.s.Log.Debug("attempt failed", "proxy", lease.ProxyID(), "routing", routing.Name, "error", err)
 		last = notConnected(err)
 		tried = append(tried, lease.ProxyID())
 		c.done(w)
@@ -238,9 +238,7 @@ func (c *client) direct(q *worker.Request, routing *worker.Routing) (*way, *refu
 		if errors.As(err, &refused) {
 			return nil, denied(q.Target, refused)
 		}
-		no := notConnected(err)
-		no.why = "the target is not reached: " + fault.Text(err)
-		return nil, no
+		return nil, notConnected(err)
 	}
 	c.s.Stats.Direct.Add(1)
 	w := &way{routing: routing.Name, to: q.Target, conn: newStream(conn, c.s.Limits.Idle), began: time.Now()}

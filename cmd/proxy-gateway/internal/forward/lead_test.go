@@ -452,3 +452,45 @@ func TestChangesUnderLoad(t *testing.T) {
 		eventually(t, "all connections to a proxy that is gone are closed", func() bool { return p.Open() == 0 })
 	}
 }
+
+// A proxy that dies takes with it what was on it; every request after that is answered by
+// another one, also those that would have been on its kept connections.
+func TestAProxyDies(t *testing.T) {
+	at := origin(t, func(w http.ResponseWriter, r *http.Request) { _, _ = io.WriteString(w, "ok") })
+	hosts := map[string]string{"shop.example:80": at}
+	dies := proxytest.Start(t, proxytest.Options{Protocol: socksProxy, Hosts: hosts})
+	lives := proxytest.Start(t, proxytest.Options{Protocol: socksProxy, Hosts: hosts})
+	r := through(t, dies, lives)
+	g := start(t, nil, r)
+	var clients []*bufio.ReadWriter
+	for range 8 {
+		conn := g.dial()
+		clients = append(clients, bufio.NewReadWriter(bufio.NewReader(conn), bufio.NewWriter(conn)))
+	}
+	round := func() (failed int) {
+		for _, c := range clients {
+			_, _ = c.WriteString(getShop)
+			_ = c.Flush()
+		}
+		for _, c := range clients {
+			if got := listenTo(t, c.Reader, http.MethodGet, getShop); got.status != 200 {
+				failed++
+			}
+		}
+		return failed
+	}
+	for range 3 {
+		if n := round(); n > 0 {
+			t.Fatalf("%d requests failed with both alive", n)
+		}
+	}
+	dies.Close() // when it returns, its connections are closed
+	for i := range 10 {
+		if n := round(); n > 0 {
+			t.Errorf("round %d after it died: %d requests failed", i, n)
+		}
+	}
+	if g.Stats.Retried.Load() == 0 || r.proxies[1].picked.Load() == 0 {
+		t.Error("the other one was never needed")
+	}
+}

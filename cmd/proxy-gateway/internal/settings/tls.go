@@ -26,8 +26,11 @@ func (f *Files) GetX509BundleForTrustDomain(domain spiffeid.TrustDomain) (*x509b
 	return x509bundle.Load(domain, f.CA)
 }
 
-// Check reads the files once.
+// Check reads the files once. A key that others can read is refused.
 func (f *Files) Check() error {
+	if info, err := os.Stat(f.Key); err == nil && info.Mode().Perm()&0o077 != 0 {
+		return fmt.Errorf("controlPlane.gatewayTLS.key: %[1]s has mode %04[2]o, others than its owner must not be able to use it: chmod 600 %[1]s", f.Key, info.Mode().Perm())
+	}
 	s, err := f.GetX509SVID()
 	if err != nil {
 		return fmt.Errorf("controlPlane.gatewayTLS.cert and key: %w", err)
