@@ -64,6 +64,7 @@ var (
 	descRetried     = describe("retries_total", "Attempts through another proxy.")
 	descDirect      = describe("direct_total", "Requests that went to their target without a proxy.")
 	descReused      = describe("reused_connections_total", "Requests on an upstream connection that was kept.")
+	descPanics      = describe("panics_total", "Bugs that ended a connection; the log has each of them.")
 	descBytes       = describe("tunnel_bytes_total", "Bytes of tunnels; up = from clients.", "direction")
 	descReported    = describe("outcomes_reported_total", "Outcomes that the control plane has.")
 	descDropped     = describe("outcomes_dropped_total", "Outcomes that found the queue full.")
@@ -73,7 +74,7 @@ var (
 
 // Describe implements prometheus.Collector.
 func (m metrics) Describe(to chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{descConnections, descTunnels, descWaiting, descInUse, descProxies, descSnapshot, descState, descRequests, descAnswers, descRetried, descDirect, descReused, descBytes, descReported, descDropped, descSessions, descRefused} {
+	for _, d := range []*prometheus.Desc{descConnections, descTunnels, descWaiting, descInUse, descProxies, descSnapshot, descState, descRequests, descAnswers, descRetried, descDirect, descReused, descPanics, descBytes, descReported, descDropped, descSessions, descRefused} {
 		to <- d
 	}
 }
@@ -117,6 +118,7 @@ func (m metrics) Collect(to chan<- prometheus.Metric) {
 	counter(descRetried, float64(s.Retried.Load()))
 	counter(descDirect, float64(s.Direct.Load()))
 	counter(descReused, float64(s.Reused.Load()))
+	counter(descPanics, float64(s.Panics.Load()))
 	counter(descBytes, float64(s.Up.Load()), "up")
 	counter(descBytes, float64(s.Down.Load()), "down")
 	counter(descReported, float64(w.Reported))

@@ -183,7 +183,7 @@ func TestClients(t *testing.T) {
 func TestNoView(t *testing.T) {
 	g := start(t, nil)
 	g.view.rules.Store(nil)
-	if got := g.say(strings.Replace(getShop, "\r\n\r\n", "\r\nConnection: close\r\n\r\n", 1)); !strings.HasPrefix(got, "HTTP/1.1 503 ") || !strings.Contains(got, "\r\nRetry-After: ") {
+	if got := g.say(strings.Replace(getShop, "\r\n\r\n", "\r\nConnection: close\r\n\r\n", 1)); !strings.HasPrefix(got, "HTTP/1.1 503 ") || !strings.Contains(got, "\r\nRetry-After: ") || !strings.Contains(got, "error=destination_unavailable") {
 		t.Errorf("answered %q", got)
 	}
 }
@@ -264,5 +264,27 @@ func TestConnections(t *testing.T) {
 	eventually(t, "two are open", func() bool { return g.Stats.Connections.Load() == 2 })
 	if got := g.say(""); !strings.HasPrefix(got, "HTTP/1.1 503 ") || !strings.Contains(got, "Connection: close\r\n") {
 		t.Errorf("the third gets %q", got)
+	}
+}
+
+// A bug that one request meets ends its connection, and nothing else.
+func TestABugEndsOneConnection(t *testing.T) {
+	r := through(t, scripted(t, ok).Server)
+	r.match = func(q *worker.Request) bool {
+		if q.Target.Name == "bug.example" {
+			panic("a bug")
+		}
+		return true
+	}
+	g := start(t, nil, r)
+	other := g.dial()
+	if got := g.say("GET http://bug.example/ HTTP/1.1\r\nHost: x\r\n\r\n"); got != "" {
+		t.Errorf("it gets %q", got)
+	}
+	if got := talk(t, other, bufio.NewReader(other), http.MethodGet, getShop); got.status != 200 {
+		t.Errorf("another one is answered %+v", got)
+	}
+	if n := g.Stats.Panics.Load(); n != 1 {
+		t.Errorf("%d are counted", n)
 	}
 }

@@ -19,6 +19,9 @@ const (
 	maxInformational = 32 // 1xx answers before the one that counts
 )
 
+// errBug is the error of a body whose goroutine did not end as it should.
+var errBug = errors.New("a bug ended the copy of the body")
+
 // upload is the request's body on its way.
 type upload struct {
 	whole atomic.Bool   // it was read to its end
@@ -28,9 +31,20 @@ type upload struct {
 	ours  bool          // it was given up
 }
 
-// recent reports whether the body is still on its way, or was until so long ago.
+// recent reports whether the body is still on its way, or arrived so short a time ago.
 func (u *upload) recent(limit time.Duration) bool {
-	return u.done != nil && (!u.whole.Load() || time.Since(time.Unix(0, u.at.Load())) < limit)
+	if u.done == nil {
+		return false
+	}
+	if u.whole.Load() {
+		return time.Since(time.Unix(0, u.at.Load())) < limit
+	}
+	select {
+	case <-u.done:
+		return false // it will not arrive
+	default:
+		return true
+	}
 }
 
 // finish waits until the body's goroutine has ended. An upstream that answered and does not
@@ -143,12 +157,19 @@ func (c *client) send(w *way, r *wire.Reader) (*upload, error) {
 	conn := w.conn
 	go func() {
 		defer close(up.done)
-		defer out.Release()
+		defer func() {
+			if errors.Is(up.err, errBug) {
+				_ = conn.Close()
+			}
+		}()
+		defer c.s.survive()
+		up.err = errBug // until it is known better
 		up.err = wire.Copy(&out, &c.r, c.q.Length, false, func() {
 			up.at.Store(time.Now().UnixNano())
 			up.whole.Store(true)
 		})
 		up.ours = c.conn.aborted.Load()
+		out.Release()
 		if broken := (*wire.Broken)(nil); errors.As(up.err, &broken) && !broken.Writing {
 			_ = conn.Close() // without all of the body there is no answer to wait for
 		}

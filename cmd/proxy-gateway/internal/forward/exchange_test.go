@@ -374,3 +374,32 @@ func TestLongUpload(t *testing.T) {
 		t.Errorf("answered %+v", got)
 	}
 }
+
+// An upstream that neither takes the body nor answers is given up.
+func TestDeafUpstream(t *testing.T) {
+	s := proxytest.Start(t, proxytest.Options{Protocol: httpProxy, Talk: func(conn net.Conn) {
+		_, _ = conn.Read(make([]byte, 1))
+		<-t.Context().Done()
+	}})
+	r := through(t, s)
+	g := start(t, func(o *forward.Options) {
+		o.Limits.Headers, o.Limits.Idle = 300*time.Millisecond, 300*time.Millisecond
+	}, r)
+	conn := g.dial()
+	const size = 64 << 20
+	go func() {
+		_, _ = fmt.Fprintf(conn, "POST http://shop.example/ HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n", size)
+		_, _ = io.CopyN(conn, zeros{}, size)
+	}()
+	if got := listenTo(t, bufio.NewReader(conn), http.MethodPost, "upload"); got.status != 504 && got.status != 502 || !got.close {
+		t.Errorf("answered %+v", got)
+	}
+	eventually(t, "the proxy is released", func() bool { return r.proxies[0].held.Load() == 0 })
+}
+
+type zeros struct{}
+
+func (zeros) Read(p []byte) (int, error) {
+	clear(p)
+	return len(p), nil
+}

@@ -19,6 +19,7 @@ import (
 	"log/slog"
 	"math/rand/v2"
 	"net"
+	"runtime/debug"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -175,15 +176,27 @@ func (s *Server) Serve(l net.Listener) error {
 		s.mu.Unlock()
 		s.Stats.Connections.Add(1)
 		go func() {
+			defer func() {
+				if !c.handed.Load() {
+					c.end()
+				}
+			}()
+			defer s.survive()
 			if full {
 				c.refuseConnection()
 			} else {
 				c.serve()
 			}
-			if !c.handed.Load() {
-				c.end()
-			}
 		}()
+	}
+}
+
+// survive has a bug that one connection meets end that connection and no other one.
+// Deferred by the goroutines that parse what others send.
+func (s *Server) survive() {
+	if p := recover(); p != nil {
+		s.Stats.Panics.Add(1)
+		s.Log.Error("a bug ended a connection", "panic", p, "stack", string(debug.Stack()))
 	}
 }
 
@@ -304,6 +317,7 @@ type Stats struct {
 	Retried     atomic.Int64      // attempts after a first one
 	Direct      atomic.Int64      // requests that went to their target without a proxy
 	Reused      atomic.Int64      // requests on an idle connection
+	Panics      atomic.Int64      // bugs that ended a connection
 	Answers     [600]atomic.Int64 // by status: what clients were answered, tunnels as 200
 	Local       [600]atomic.Int64 // by status: those of them that are the gateway's own
 	Up, Down    atomic.Int64      // bytes of tunnels, from clients and to them

@@ -68,7 +68,9 @@ func (c *client) rule(q *worker.Request) (*worker.Routing, []netip.AddrPort, *re
 	routing, ready := c.s.Routes.Route(q)
 	switch {
 	case !ready:
-		return nil, nil, unavailable("the gateway has no valid snapshot of what to lead where")
+		no := unavailable("the gateway has no valid snapshot of what to lead where")
+		no.token = "destination_unavailable"
+		return nil, nil, no
 	case routing == nil:
 		return nil, nil, &refusal{status: 421, token: "destination_not_found", why: "no routing is for this client, method and target"}
 	}
@@ -120,7 +122,11 @@ func (c *client) lead() (*way, *refusal) {
 				return nil, no
 			}
 			if lease != nil { // things may have changed meanwhile
-				if routing, addresses, no = c.rule(q); no != nil {
+				name := routing.Name
+				if routing, addresses, no = c.rule(q); no == nil && routing.Name != name {
+					no = unavailable("the routing changed while this request waited for a proxy")
+				}
+				if no != nil {
 					lease.Release()
 					c.s.wake()
 					return nil, no

@@ -326,9 +326,9 @@ func TestWaiting(t *testing.T) {
 	if at := slices.Index(order, "one"); len(order) != 20 || at < 1 || at > 2 {
 		t.Errorf("served in the order %v", order)
 	}
-	if r.proxies[0].held.Load() != 0 || g.Stats.Waiting.Load() != 0 {
-		t.Errorf("at the end %d places are held, %d wait", r.proxies[0].held.Load(), g.Stats.Waiting.Load())
-	}
+	eventually(t, "nothing is held and nobody waits", func() bool {
+		return r.proxies[0].held.Load() == 0 && g.Stats.Waiting.Load() == 0
+	})
 }
 
 // Who waits is served when a snapshot brings a proxy, answered 503 at his deadline, and
@@ -394,9 +394,7 @@ func TestWaitingEnds(t *testing.T) {
 	if got := listenTo(t, in, http.MethodGet, getShop); got.status != 421 {
 		t.Errorf("without its routing: %+v", got)
 	}
-	if held := roomy.proxies[0].held.Load(); held != 0 {
-		t.Errorf("%d places are held", held)
-	}
+	eventually(t, "nothing is held", func() bool { return roomy.proxies[0].held.Load() == 0 })
 }
 
 // Snapshots that come all the time change nothing for the requests that run meanwhile:

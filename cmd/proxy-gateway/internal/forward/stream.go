@@ -11,6 +11,8 @@ import (
 	"syscall"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/dodona-project/dodona/cmd/proxy-gateway/internal/wire"
 	"github.com/dodona-project/dodona/sdk/worker/upstream"
 )
@@ -164,22 +166,33 @@ func (s *stream) ReadFrom(r io.Reader) (int64, error) {
 	return sum, nil
 }
 
-// isWriting says of an error of the kernel's copy whether the side that was written to
-// is broken.
+// isWriting says of an error of the kernel's copy, which does not name a side, whether it
+// is of the one that was written to.
 func isWriting(err error, to *stream) bool {
 	if errors.Is(err, syscall.EPIPE) {
 		return true
 	}
-	if !errors.Is(err, syscall.ECONNRESET) {
+	look := hungUp
+	switch {
+	case errors.Is(err, syscall.ECONNRESET):
+	case errors.Is(err, os.ErrDeadlineExceeded):
+		look = takesNothing
+	default:
 		return false
 	}
 	raw, failed := to.plain.SyscallConn()
 	if failed != nil {
 		return true
 	}
-	hung := false
-	failed = raw.Control(func(fd uintptr) { hung = hungUp(int(fd)) })
-	return failed != nil || hung
+	is := false
+	failed = raw.Control(func(fd uintptr) { is = look(int(fd)) })
+	return failed != nil || is
+}
+
+// takesNothing reports whether a socket has no room for what is written to it.
+func takesNothing(fd int) bool {
+	n, err := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLOUT}}, 0)
+	return err == nil && n == 0
 }
 
 const copySize = 16 << 10
