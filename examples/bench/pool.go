@@ -9,11 +9,13 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
 
+	goredis "github.com/redis/go-redis/v9"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/protobuf/proto"
@@ -59,7 +61,8 @@ func poolJob() ([]row, error) {
 type plane struct {
 	*pool.Pool
 	store   store.Store
-	spare   bool // the second upstream is on
+	server  func() (time.Duration, error) // CPU time that the server has used; nil = there is none
+	spare   bool                          // the second upstream is on
 	reports [reporters]uint64
 }
 
@@ -340,7 +343,7 @@ func planes() (all map[string]*plane, end func(), err error) {
 		_ = os.RemoveAll(dir)
 		return nil, nil, err
 	}
-	_, shared, stop, err := openRedis([]string{"--appendonly", "yes", "--appendfsync", "everysec"}, 1)
+	addr, shared, stop, err := openRedis([]string{"--appendonly", "yes", "--appendfsync", "everysec"}, 1)
 	if err != nil {
 		_ = disk.Close()
 		_ = os.RemoveAll(dir)
@@ -358,7 +361,30 @@ func planes() (all map[string]*plane, end func(), err error) {
 			return nil, nil, err
 		}
 	}
+	all["Redis"].server = func() (time.Duration, error) { return redisCPU(addr) }
 	return all, end, nil
+}
+
+// redisCPU is the user and system time that a server has used.
+func redisCPU(addr string) (sum time.Duration, err error) {
+	c := goredis.NewClient(&goredis.Options{Addr: addr, Protocol: 2})
+	defer func() { _ = c.Close() }()
+	text, err := c.Info(context.Background(), "cpu").Result()
+	if err != nil {
+		return 0, err
+	}
+	for line := range strings.Lines(text) {
+		name, value, _ := strings.Cut(strings.TrimSpace(line), ":")
+		if name != "used_cpu_sys" && name != "used_cpu_user" {
+			continue
+		}
+		seconds, err := strconv.ParseFloat(value, 64)
+		if err != nil {
+			return 0, err
+		}
+		sum += time.Duration(seconds * float64(time.Second))
+	}
+	return sum, nil
 }
 
 // reportRows measures runtime reports of 512 counters.
@@ -378,11 +404,25 @@ func reportRows() ([]row, error) {
 		if err != nil {
 			return nil, err
 		}
-		var each []float64
+		var each, servers []float64
+		perReport := func(d time.Duration, n uint64) float64 { return float64(d) / float64(time.Microsecond) / float64(n) }
 		m, err := turns(poolTurns, func() (float64, error) {
+			var of time.Duration
+			if p.server != nil {
+				var err error
+				if of, err = p.server(); err != nil {
+					return 0, err
+				}
+			}
 			before, count := cpu(), p.sent()
 			v, err := rate(reporters, poolTurn, report)
-			each = append(each, float64(cpu()-before)/float64(time.Microsecond)/float64(p.sent()-count))
+			sent := p.sent() - count
+			each = append(each, perReport(cpu()-before, sent))
+			if err == nil && p.server != nil {
+				var now time.Duration
+				now, err = p.server()
+				servers = append(servers, perReport(now-of, sent))
+			}
 			return v, err
 		})
 		if err != nil {
@@ -391,6 +431,9 @@ func reportRows() ([]row, error) {
 		rows = append(rows,
 			row{fmt.Sprintf("runtime reports of %d counters by %d workers, %s, soft", counters, reporters, c.name), m[0], c.goal, "/s", "the goal", 1, true, nil},
 			row{work: "the same", ours: median(each), unit: "µs CPU of the host a report"})
+		if p.server != nil {
+			rows = append(rows, row{work: "the same", ours: median(servers), unit: "µs CPU of the server a report"})
+		}
 	}
 	return rows, nil
 }
