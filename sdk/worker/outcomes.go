@@ -123,15 +123,13 @@ func (q *outcomes) done(n int) {
 	}
 }
 
-// sendOutcomes sends batches until the session is over. A batch is sent again, the same,
-// until a host has it.
+// sendOutcomes sends batches until the session is over, and once more what there is when
+// the worker ends.
 func (s *session) sendOutcomes(ctx context.Context) error {
 	q := &s.w.outcomes
 	q.restart()
+	m := mailer{session: s, avoid: hosts.None}
 	retry := backoff.Backoff{Random: s.w.config.random}
-	var sequence uint64
-	var batches []*controlplanev1.OutcomeBatch // not acknowledged
-	avoid := hosts.None
 	wait, more := sendEvery, q.more
 	timer := time.NewTimer(wait)
 	defer timer.Stop()
@@ -141,52 +139,73 @@ func (s *session) sendOutcomes(ctx context.Context) error {
 		case <-timer.C:
 		case <-more:
 		case <-ctx.Done():
+			if !ending(context.Cause(ctx)) {
+				last, cancel := context.WithTimeout(context.WithoutCancel(ctx), farewell)
+				defer cancel()
+				_ = m.send(last) // what does not arrive now is lost, as the queue is with the process
+			}
 			return context.Cause(ctx)
 		}
-		wait, more = sendEvery, q.more
-		for {
-			for len(batches) < maxBatches {
-				next := q.take(s.batch)
-				if len(next) == 0 {
-					break
-				}
-				sequence++
-				batches = append(batches, s.newBatch(sequence, next))
-			}
-			if len(batches) == 0 {
+		err := m.send(ctx)
+		switch {
+		case err == nil:
+			retry.Applied()
+			wait, more = sendEvery, q.more
+		case ctx.Err() != nil: // above
+		case ending(err):
+			return fmt.Errorf("report outcomes: %w", err)
+		default:
+			s.w.config.Log.Info("outcomes not delivered", "session", s.id, "error", err)
+			wait, more = max(retry.Next(len(s.w.hosts) > 1), leastInterval), nil // a queue that fills does not hurry it
+		}
+	}
+}
+
+// mailer has the batches of a session that are not acknowledged: they are sent again,
+// the same, until a host has them.
+type mailer struct {
+	*session
+	sequence uint64
+	batches  []*controlplanev1.OutcomeBatch
+	avoid    int
+}
+
+// send sends until nothing is left, or a call fails.
+func (m *mailer) send(ctx context.Context) error {
+	q := &m.w.outcomes
+	for {
+		for len(m.batches) < maxBatches {
+			next := q.take(m.batch)
+			if len(next) == 0 {
 				break
 			}
-			accepted, h, err := s.deliver(ctx, avoid, batches)
-			if status.Code(err) == codes.Aborted {
-				// It has a later batch, so it has this one too: they are sent in order. The answer
-				// that said so was lost.
-				accepted, err = batches[0].GetSequence(), nil
-			}
-			n, count := 0, 0
-			for n < len(batches) && batches[n].GetSequence() <= accepted {
-				count += len(batches[n].GetOutcomes())
-				n++
-			}
-			q.done(count)
-			batches = batches[n:]
-			if err == nil && n == 0 {
-				err = fmt.Errorf("the host took no batch: it says that it has %d", accepted)
-			}
-			if err == nil {
-				retry.Applied()
-				avoid = hosts.None
-				continue
-			}
-			if ctx.Err() != nil {
-				return context.Cause(ctx)
-			}
-			if ending(err) {
-				return fmt.Errorf("report outcomes: %w", err)
-			}
-			s.w.config.Log.Info("outcomes not delivered", "session", s.id, "host", h.address, "error", err)
-			avoid, wait, more = h.place, max(retry.Next(s.w.another(h)), leastInterval), nil
-			break
+			m.sequence++
+			m.batches = append(m.batches, m.newBatch(m.sequence, next))
 		}
+		if len(m.batches) == 0 {
+			return nil
+		}
+		accepted, h, err := m.deliver(ctx, m.avoid, m.batches)
+		if status.Code(err) == codes.Aborted {
+			// It has a later batch, so it has this one too: they are sent in order. The answer
+			// that said so was lost.
+			accepted, err = m.batches[0].GetSequence(), nil
+		}
+		n, count := 0, 0
+		for n < len(m.batches) && m.batches[n].GetSequence() <= accepted {
+			count += len(m.batches[n].GetOutcomes())
+			n++
+		}
+		q.done(count)
+		m.batches = m.batches[n:]
+		switch {
+		case err != nil:
+			m.avoid = h.place
+			return fmt.Errorf("host %s: %w", h.address, err)
+		case n == 0:
+			return fmt.Errorf("host %s took no batch: it says that it has %d", h.address, accepted)
+		}
+		m.avoid = hosts.None
 	}
 }
 

@@ -155,3 +155,19 @@ func TestOutcomesOfANewSession(t *testing.T) {
 		})
 	})
 }
+
+// What is queued when the worker ends is sent once more.
+func TestOutcomesAtTheEnd(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		_, w := serving(t, nil, nil)
+		for i := range 700 {
+			w.Report(outcome(i))
+		}
+		if err := w.stop(); err != nil {
+			t.Error(err)
+		}
+		if s := w.Stats(); s.Reported != 700 {
+			t.Errorf("%d have arrived", s.Reported)
+		}
+	})
+}

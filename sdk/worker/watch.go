@@ -12,6 +12,7 @@ import (
 	"github.com/dodona-project/dodona/sdk/internal/backoff"
 	"github.com/dodona-project/dodona/sdk/internal/hosts"
 	"github.com/dodona-project/dodona/sdk/internal/link"
+	"github.com/dodona-project/dodona/sdk/worker/digest"
 )
 
 // firstFrame bounds how long a host may take to send the first snapshot of a stream.
@@ -52,15 +53,12 @@ func (s *session) watch(ctx context.Context) error {
 	}
 }
 
-// held is the snapshot in use that a new one has to come after, nil when there is none.
-// One that ended is like none: a worker whose hosts lost their data begins anew once
-// nothing of the old snapshot runs any more.
+// held is the snapshot in use, nil when there is none.
 func (w *Worker) held() *content {
-	v := w.view.Load()
-	if v == nil || w.State() == Ended {
-		return nil
+	if v := w.view.Load(); v != nil {
+		return v.content
 	}
-	return v.content
+	return nil
 }
 
 // open runs one stream until it ends, and calls applied for each snapshot that is used.
@@ -73,8 +71,11 @@ func (s *session) open(ctx context.Context, h *host, full bool, applied func()) 
 	defer late.Stop()
 
 	request := &controlplanev1.WatchSnapshotsRequest{WorkerId: s.w.config.WorkerID, SessionId: s.id, AcceptDelta: true}
-	if c := s.w.held(); c != nil && !full {
-		request.LastVersion, request.LastChecksum, request.LastOwnershipEpoch = c.version, c.checksum[:], c.epoch
+	if c := s.w.held(); c != nil {
+		request.LastOwnershipEpoch = c.epoch
+		if !full {
+			request.LastVersion, request.LastChecksum = c.version, c.checksum[:]
+		}
 	}
 	stream, err := s.w.hosts[h.place].api.WatchSnapshots(ctx, request)
 	for first := true; err == nil; first = false {
@@ -137,7 +138,9 @@ func (s *session) take(u *controlplanev1.SnapshotUpdate, received int64, first b
 	if err != nil {
 		return nil, err
 	}
-	if held != nil {
+	// A snapshot that ended binds nobody: a worker whose hosts lost their data begins anew
+	// once nothing of the old one runs any more.
+	if held != nil && w.State() != Ended {
 		switch {
 		case next.epoch < held.epoch:
 			return nil, fmt.Errorf("ownership_epoch is %d, lower than %d, which is held", next.epoch, held.epoch)
@@ -151,7 +154,7 @@ func (s *session) take(u *controlplanev1.SnapshotUpdate, received int64, first b
 }
 
 // refuse tells the host that a snapshot is not used. A delta that does not fit is nobody's
-// wrong content, and is only dropped.
+// wrong content, and is only dropped; so is a frame that names no snapshot.
 func (s *session) refuse(ctx context.Context, u *controlplanev1.SnapshotUpdate, why error) error {
 	var f frame = u.GetFull()
 	if d := u.GetDelta(); d != nil {
@@ -159,11 +162,13 @@ func (s *session) refuse(ctx context.Context, u *controlplanev1.SnapshotUpdate, 
 	}
 	if !errors.Is(why, errDelta) {
 		s.w.refused.Add(1)
+		s.w.config.Log.Error("snapshot refused", "session", s.id, "version", f.GetVersion(), "error", why)
+	}
+	if !errors.Is(why, errDelta) && f.GetVersion() > 0 && len(f.GetChecksum()) == digest.Size {
 		reason := why.Error()
 		if len(reason) > maxReason {
 			reason = reason[:maxReason]
 		}
-		s.w.config.Log.Error("snapshot refused", "session", s.id, "version", f.GetVersion(), "error", why)
 		sent := s.acknowledge(&controlplanev1.AcknowledgeSnapshotRequest{
 			Version: f.GetVersion(), OwnershipEpoch: f.GetOwnershipEpoch(), Checksum: f.GetChecksum(), Reason: strings.ToValidUTF8(reason, ""),
 		})
