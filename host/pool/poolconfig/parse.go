@@ -131,7 +131,7 @@ func (p *parser) upstream(v strict.Value, taken map[string]bool) Upstream {
 	p.ttls = append(p.ttls, ttl)
 	for _, l := range static {
 		if err := l.entry.Check(u.AllowAddresses...); err != nil {
-			l.at.Refuse("%s (allowed: with allowAddresses)", err)
+			l.at.Refuse("%s", err)
 		}
 	}
 	return u

@@ -57,14 +57,18 @@ func (e Entry) String() string {
 // service and the like, unless that class of addresses is allowed.
 func (e Entry) Check(allowed ...target.Class) error {
 	t, err := target.ParseHost(e.Host)
-	if err == nil {
-		err = target.CheckProxy(t, allowed...)
+	if err != nil || target.CheckProxy(t, allowed...) == nil {
+		return err
 	}
-	var r *target.Refusal
-	if errors.As(err, &r) {
-		return fmt.Errorf("is at %s: %s", r.What, r.Why)
+	class, what := target.ClassOfName(t.Name), "a name"
+	if t.Addr.IsValid() {
+		class, what = target.ClassOf(t.Addr), t.Addr.String()
 	}
-	return err
+	switch class {
+	case target.Loopback, target.LinkLocal, target.Metadata:
+		return fmt.Errorf("is at %s, which is %s (allowed: with %s in the upstream's allowAddresses)", what, class, class)
+	}
+	return fmt.Errorf("is at %s, which is %s (allowed: addresses of one machine)", what, class)
 }
 
 // Rejected is a line that was not read.

@@ -37,11 +37,14 @@ func GenerateKey() string {
 func ParseKey(text string) (Key, error) {
 	raw, err := hex.DecodeString(strings.TrimRight(text, "\r\n"))
 	if err != nil || len(raw) != sha256.Size {
-		return Key{}, errors.New("does not hold 64 hex digits: make a key with \"openssl rand -hex 32\"")
+		return Key{}, errors.New("does not hold 64 hex digits")
 	}
 	key := (*[sha256.Size]byte)(raw)
 	return Key{raw: &key}, nil
 }
+
+// IsZero reports whether there is no key. Without one nothing has a digest.
+func (k Key) IsZero() bool { return k.raw == nil }
 
 // String prints that there is a secret.
 func (k Key) String() string { return hidden }

@@ -37,7 +37,7 @@ type Pool interface {
 // Options of a supplier.
 type Options struct {
 	Resolver *secret.Resolver
-	Key      secret.Key     // the hosts' common one
+	Key      secret.Key     // the hosts' common one; zero: proxies with credentials are not supplied
 	Sources  source.Options // Report and Changed are the supplier's
 	Every    time.Duration  // between two looks at the configuration; 0 = 1 s
 	Secrets  time.Duration  // between two reads of secrets; 0 = 10 s
@@ -210,6 +210,10 @@ func (s *Supplier) resolve(ctx context.Context) {
 		if _, done := found[u.SecretRef]; done || u.SecretRef == "" || !u.Enabled || wrong[u.SecretRef] != "" {
 			continue
 		}
+		if s.o.Key.IsZero() {
+			wrong[u.SecretRef] = "secret " + u.SecretRef + " is not used: " + noKey
+			continue
+		}
 		credential, err := s.o.Resolver.Resolve(u.SecretRef)
 		if err != nil {
 			wrong[u.SecretRef] = err.Error()
@@ -293,10 +297,10 @@ func (s *Supplier) take(ctx context.Context, upstream string, list *source.List)
 	if !ok || !u.Enabled {
 		return
 	}
-	listed, found := s.entries(u, list.Entries)
 	s.mu.Lock()
 	delete(s.wrong, upstream)
 	s.mu.Unlock()
+	listed, found := s.entries(u, list.Entries)
 	done := s.settle(ctx, found)
 	for some := range slices.Chunk(listed, atOnce) {
 		if !done {
@@ -318,20 +322,32 @@ func (s *Supplier) take(ctx context.Context, upstream string, list *source.List)
 	}
 }
 
+const noKey = "this host has no key for digests of credentials"
+
 // entries are the proxies of a list as the pool knows them, and their credentials.
 func (s *Supplier) entries(u *poolconfig.Upstream, all []proxylist.Entry) (listed []pool.Listed, found map[string]held) {
 	found = map[string]held{}
+	dropped := 0
 	for _, e := range all {
 		l := pool.Listed{Protocol: e.Protocol, Host: e.Host, Port: e.Port, SecretRef: u.SecretRef}
 		if l.Protocol == controlplanev1.Proxy_PROTOCOL_UNSPECIFIED {
 			l.Protocol = u.Protocol
 		}
 		if !e.Credential.IsZero() {
+			if s.o.Key.IsZero() {
+				dropped++
+				continue
+			}
 			l.ID = s.o.Key.ProxyID(u.Name, l.Protocol.String(), e.Host, e.Port, e.Credential.Username())
 			l.SecretRef = inlineRef(u.Name, l.ID)
 			found[l.SecretRef] = held{credential: e.Credential, digest: s.o.Key.Digest(e.Credential), upstream: u.Name, seen: time.Now()}
 		}
 		listed = append(listed, l)
+	}
+	if dropped > 0 {
+		s.mu.Lock()
+		s.wrong[u.Name] = fmt.Sprintf("upstream %s: %d proxies of its list have credentials and are left out: %s", u.Name, dropped, noKey)
+		s.mu.Unlock()
 	}
 	return listed, found
 }

@@ -326,3 +326,21 @@ func TestStaticListsLast(t *testing.T) {
 	first := c.proxies()[0].ExpiresAt.AsTime()
 	c.until("later", "true", func() string { return fmt.Sprint(c.proxies()[0].ExpiresAt.AsTime().After(first)) })
 }
+
+// TestWithoutAKey: proxies without credentials are supplied, and the others are told.
+func TestWithoutAKey(t *testing.T) {
+	c := newCluster(t)
+	c.key = secret.Key{}
+	h := c.host("a")
+	h.write(t, "static", "u:p")
+	h.write(t, "vendor", "192.0.2.2:3\nv:p@192.0.2.2:4\n")
+	c.run(h)
+	c.publish(document)
+	c.until("without a key", "1=?@0 2=?@0 3=-@0", func() string { return c.passwords(h) })
+	c.until("and it says so", "2", func() string { return fmt.Sprint(len(h.Problems())) })
+	for _, p := range h.Problems() {
+		if !strings.Contains(p, "no key for digests") {
+			t.Errorf("it says %s", p)
+		}
+	}
+}

@@ -229,7 +229,7 @@ again, also over publications that have this routing.
 
   dona pool routing set shop --enabled=false
   dona pool routing set shop --enabled --upstream acme=3 --upstream fixed=1,2
-  dona pool routing set shop --enabled --strategy consistent-hash --strategy-config '{"source": "client"}'
+  dona pool routing set shop --enabled --strategy consistent-hash --strategy-config '{"source": "client_id"}'
 
 An --upstream is NAME[=WEIGHT[,PRIORITY]]; all that are given take the place of
 those before.`,
