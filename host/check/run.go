@@ -5,6 +5,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
 	"time"
 
 	statev1 "github.com/dodona-project/dodona/proto/state/v1"
@@ -113,6 +115,7 @@ func (b *Broker) sync(ctx context.Context, all bool) error {
 		if _, ok := wanted[g]; !ok {
 			delete(b.synced, g)
 			delete(b.alarms, g)
+			delete(b.tallies, g)
 		}
 	}
 	var stale []group
@@ -125,10 +128,7 @@ func (b *Broker) sync(ctx context.Context, all bool) error {
 	b.metrics.scopes.Set(float64(len(wanted)))
 	for _, g := range stale {
 		var version uint64
-		if err := b.o.Store.Update(ctx, store.Soft, func(tx store.Tx) (err error) {
-			version, err = b.reconcile(tx, g, all)
-			return err
-		}); errors.Is(err, store.ErrDamaged) {
+		if err := b.reconcileAll(ctx, g, all, &version); errors.Is(err, store.ErrDamaged) {
 			damage = errors.Join(damage, fmt.Errorf("tasks of %s: %w", g.member(), err))
 			continue
 		} else if err != nil {
@@ -141,60 +141,93 @@ func (b *Broker) sync(ctx context.Context, all bool) error {
 	return damage
 }
 
+// reconcileAll makes a scope's tasks, some at a time.
+func (b *Broker) reconcileAll(ctx context.Context, g group, all bool, version *uint64) error {
+	for goOn := true; goOn; {
+		if err := b.o.Store.Update(ctx, store.Soft, func(tx store.Tx) (err error) {
+			*version, goOn, err = b.reconcile(tx, g, all)
+			return err
+		}); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// reconcileMost is how many tasks one transaction makes or removes: those of a whole
+// upstream may be more than a transaction may write.
+const reconcileMost = 2_000
+
 // reconcile makes a scope's tasks what its targets ask for, and returns the version
-// of the scope that this holds for.
-func (b *Broker) reconcile(tx store.Tx, g group, all bool) (uint64, error) {
+// of the scope that this holds for. goOn says that there is more to do, for another
+// transaction.
+func (b *Broker) reconcile(tx store.Tx, g group, all bool) (version uint64, goOn bool, err error) {
 	plane := b.o.Planes[g.plane]
 	if plane == nil {
-		return 0, nil // of another version of the host
+		return 0, false, nil // of another version of the host
 	}
 	how, err := plane.Scope(tx, g.scope)
 	if err != nil {
-		return 0, err
+		return 0, false, err
 	}
 	targets, err := plane.Targets(tx, g.scope)
 	if err != nil {
-		return 0, err
+		return 0, false, err
 	}
 	have, err := checksOf(tx, g)
 	if err != nil {
-		return 0, err
+		return 0, false, err
 	}
+	left := reconcileMost
 	if how.Probe != "" {
-		asked, now := how.digest(), tx.Now().UnixMilli()
+		now := tx.Now().UnixMilli()
 		for _, t := range targets {
-			if err := b.reconcileTarget(tx, g, t, have[t.ID], asked, now, all); err != nil {
-				return 0, err
+			changed, err := b.reconcileTarget(tx, g, how, t, have[t.ID], now, all)
+			if err != nil {
+				return 0, false, err
 			}
 			delete(have, t.ID)
+			if changed {
+				if left--; left == 0 {
+					return 0, true, settle(tx, g) // the rest in another transaction
+				}
+			}
+		}
+		if err := b.count(tx, plane, g, targets); err != nil {
+			return 0, false, err
 		}
 	}
 	for id, old := range have { // nobody asks for these
-		if err := deleteCheck(tx, place{g.plane, g.scope, id}, old); err != nil {
-			return 0, err
+		if left--; left == 0 {
+			return 0, true, settle(tx, g)
 		}
-		if err := plane.SetOut(tx, g.scope, id, old.RegisteredMs, false); err != nil {
-			return 0, err
+		if err := deleteCheck(tx, place{g.plane, g.scope, id}, old); err != nil {
+			return 0, false, err
+		}
+		if err := b.setOut(tx, g, id, old.RegisteredMs, false); err != nil {
+			return 0, false, err
 		}
 	}
 	if how.Probe != "" {
-		return how.Version, settle(tx, g)
+		return how.Version, false, settle(tx, g)
 	}
 	for _, index := range []string{scopeIndex, troubleIndex} {
 		if err := tx.IndexDelete(index, g.member()); err != nil {
-			return 0, err
+			return 0, false, err
 		}
 	}
-	return how.Version, tx.Delete(g.key())
+	return how.Version, false, tx.Delete(g.key())
 }
 
 // reconcileTarget makes a target's task, keeps it, or begins it anew: for another
 // registration altogether, and for another probe with what was found out so far,
 // until the new one says something else.
-func (b *Broker) reconcileTarget(tx store.Tx, g group, t Target, old *statev1.Check, asked []byte, now int64, all bool) error {
-	p := place{g.plane, g.scope, t.ID}
+// changed says that it wrote.
+func (b *Broker) reconcileTarget(tx store.Tx, g group, how Scope, t Target, old *statev1.Check, now int64, all bool) (changed bool, err error) {
+	p, asked := place{g.plane, g.scope, t.ID}, how.digest(t)
 	next := &statev1.Check{
 		Plane: g.plane, Scope: g.scope, Id: t.ID, Address: t.Address, RegisteredMs: t.RegisteredMs, Asked: asked,
+		ProxyId: t.Proxy, Level: how.Level, Routing: t.Routing, Url: t.URL, EveryMs: t.Every.Milliseconds(), Lane: t.Lane,
 		DueMs: now + int64(b.o.Random()*float64(min(time.Second, b.o.Rules.Suspect).Milliseconds())),
 	}
 	switch {
@@ -203,12 +236,12 @@ func (b *Broker) reconcileTarget(tx store.Tx, g group, t Target, old *statev1.Ch
 			next.Generation = old.Generation
 		}
 		if t.Out { // by what is not known any more
-			if err := b.o.Planes[g.plane].SetOut(tx, g.scope, t.ID, t.RegisteredMs, false); err != nil {
-				return err
+			if err := b.setOut(tx, g, t.ID, t.RegisteredMs, false); err != nil {
+				return false, err
 			}
 		}
 		if err := tx.IndexPut(g.key(), t.ID, 0); err != nil {
-			return err
+			return false, err
 		}
 	case !bytes.Equal(old.Asked, asked):
 		next.Generation, next.Seen = old.Generation, old.Seen
@@ -218,15 +251,35 @@ func (b *Broker) reconcileTarget(tx store.Tx, g group, t Target, old *statev1.Ch
 				next.Health.Health = unknown
 			}
 		}
+	case old.EveryMs != next.EveryMs:
+		same := proto.CloneOf(old)
+		same.EveryMs = next.EveryMs
+		if same.DueMs = min(old.DueMs, now+milliseconds(b.drawn(t.Every))); t.Every == 0 {
+			same.DueMs = old.DueMs
+		}
+		return true, saveCheck(tx, p, same)
 	case all:
-		return schedule(tx, p, old)
+		return false, schedule(tx, p, old)
 	default:
-		return nil
+		return false, nil
+	}
+	if old != nil && old.GetHealth().GetFailures() > 0 {
+		if err := tx.IndexDelete(g.bad(old.Lane), t.ID); err != nil {
+			return false, err
+		}
 	}
 	if err := letGo(tx, p, old); err != nil {
-		return err
+		return false, err
 	}
-	return saveCheck(tx, p, next)
+	return true, saveCheck(tx, p, next)
+}
+
+// setOut takes a target of a plane that is judged out, or brings it back.
+func (b *Broker) setOut(tx store.Tx, g group, id string, registeredMs int64, out bool) error {
+	if judged, ok := b.o.Planes[g.plane].(Judged); ok {
+		return judged.SetOut(tx, g.scope, id, registeredMs, out)
+	}
+	return nil
 }
 
 // judge looks at the scopes where something fails.
@@ -239,9 +292,16 @@ func (b *Broker) judge(ctx context.Context) error {
 		return err
 	}
 	var damage error
-	alarms, tallies := map[group]string{}, map[string][]Tally{}
+	alarms, tallies := map[group]string{}, map[string]map[string]Tally{} // by checker and scope, or upstream
 	for _, g := range troubled {
-		alarm, tally, err := b.judgeScope(ctx, g)
+		look, unit := b.judgeScope, g.member()
+		if _, ok := b.o.Planes[g.plane].(Reducer); ok {
+			look = func(ctx context.Context, g group) (alarm string, tally map[string]Tally, err error) {
+				alarm, unit, tally, err = b.lookLanes(ctx, g)
+				return alarm, tally, err
+			}
+		}
+		alarm, tally, err := look(ctx, g)
 		if errors.Is(err, store.ErrDamaged) {
 			damage = errors.Join(damage, fmt.Errorf("judge %s: %w", g.member(), err))
 			continue
@@ -253,8 +313,15 @@ func (b *Broker) judge(ctx context.Context) error {
 			alarms[g] = alarm
 		}
 		for by, t := range tally {
-			tallies[by] = append(tallies[by], t)
+			if tallies[by] == nil {
+				tallies[by] = map[string]Tally{}
+			}
+			sum := tallies[by][unit]
+			tallies[by][unit] = Tally{Seen: sum.Seen + t.Seen, Failing: sum.Failing + t.Failing}
 		}
+	}
+	if err := b.unprobed(ctx, alarms); err != nil {
+		return err
 	}
 	b.tell(alarms)
 	return errors.Join(damage, b.doubt(ctx, tallies))
@@ -292,7 +359,7 @@ func (b *Broker) troubled(tx store.ReadTx) (scopes []group, err error) {
 
 // doubt finds the checkers that fail nearly everything of several of the scopes that
 // were judged, and writes down since when. The next look judges by it.
-func (b *Broker) doubt(ctx context.Context, tallies map[string][]Tally) error {
+func (b *Broker) doubt(ctx context.Context, tallies map[string]map[string]Tally) error {
 	var live map[string]*statev1.Checker
 	var now int64
 	if err := b.o.Store.View(ctx, func(tx store.ReadTx) (err error) {
@@ -303,7 +370,7 @@ func (b *Broker) doubt(ctx context.Context, tallies map[string][]Tally) error {
 		return err
 	}
 	for id, c := range live {
-		doubtful := Doubtful(tallies[id])
+		doubtful := Doubtful(slices.Collect(maps.Values(tallies[id])))
 		if doubtful == (c.DoubtedMs != 0) {
 			continue
 		}
@@ -349,7 +416,7 @@ func (b *Broker) scene(tx store.ReadTx, g group) (*scene, error) {
 	if err != nil {
 		return nil, err
 	}
-	s.Checkers = judges(live, how.Probe)
+	s.Checkers = judges(live, how.Probe, how.level())
 	for id, c := range live {
 		if c.DoubtedMs != 0 {
 			s.Doubted[id] = c.DoubtedMs
@@ -358,7 +425,7 @@ func (b *Broker) scene(tx store.ReadTx, g group) (*scene, error) {
 	if s.checks, err = checksOf(tx, g); err != nil {
 		return nil, err
 	}
-	asked := how.digest()
+	asked := how.digest(Target{})
 	for id, c := range s.checks {
 		if !bytes.Equal(c.Asked, asked) {
 			return nil, nil // sync begins it anew
@@ -434,7 +501,7 @@ func (b *Broker) carryOut(tx store.Tx, g group, s *scene, j Judgement) error {
 	for _, m := range j.Changed {
 		c := s.checks[m.ID]
 		if c.GetHealth().GetOut() != m.Health.Out {
-			if err := b.o.Planes[g.plane].SetOut(tx, g.scope, m.ID, c.RegisteredMs, m.Health.Out); err != nil {
+			if err := b.setOut(tx, g, m.ID, c.RegisteredMs, m.Health.Out); err != nil {
 				return err
 			}
 		}
