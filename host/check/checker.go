@@ -128,8 +128,12 @@ func (c *Checker) check(ctx context.Context, t Task) Report {
 	ctx, cancel := context.WithTimeout(ctx, time.Duration(max(t.Attempts, 1))*(t.Timeout+probe.Slack))
 	defer cancel()
 	for range max(t.Attempts, 1) {
+		address := t.Address
+		if t.Proxy != nil {
+			address = "" // it is one or the other
+		}
 		o, err := c.prober.Check(ctx, t.Probe, t.Config, &pluginv1.CheckRequest{
-			EndpointAddress: t.Address, Proxy: t.Proxy, Credential: t.Credential, Level: r.Subject.Level,
+			EndpointAddress: address, Proxy: t.Proxy, Credential: t.Credential, Level: r.Subject.Level,
 			Url: t.URL, ExpectStatus: t.ExpectStatus, Timeout: durationpb.New(t.Timeout),
 		})
 		if r.Subject.EgressIP = ""; o.EgressIP.IsValid() {

@@ -57,10 +57,13 @@ func Reduce(r check.Rules, enabled []controlplanev1.CheckLevel, p Proxy, s Seen)
 	if p.Health != nil {
 		next.Health = proto.CloneOf(p.Health)
 	}
+	h := next.Health
 	if !s.Counts || p.State == ownership.Extracted || p.State == ownership.Expired {
+		if !s.Good && s.Reason != "" {
+			h.LastError = s.Reason // people want to know why nothing comes of it
+		}
 		return next
 	}
-	h := next.Health
 	h.CheckedMs = s.AtMs
 	if !s.Good {
 		h.LastError = s.Reason
