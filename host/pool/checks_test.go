@@ -650,3 +650,38 @@ func TestCredentialsAtTheClaim(t *testing.T) {
 		}))
 	}, func(o *pool.Options) { o.Secrets = v })
 }
+
+// TestProbeThatNobodyHas: its tasks are given to nobody, and an alarm names it.
+func TestProbeThatNobodyHas(t *testing.T) {
+	onEachStore(t, strings.Replace(checkedDocument, "maxInFlight: 4", "probe: mine", 1), func(t *testing.T, c *clinic) {
+		c.checker("one", allLevels...)
+		c.list(2)
+		inside := func() int {
+			tasks, _, err := c.brokers[1].Claim(c.ctx, check.Claim{Checker: check.InsidePrefix + "h1", Most: 10, Scope: 10, Probes: []string{"http", "proxy"}})
+			c.must(err)
+			return len(tasks)
+		}
+		if n := len(c.claim(0, "one", 0)) + inside(); n != 0 {
+			t.Errorf("%d tasks were given out", n)
+		}
+		c.clock.advance(31 * time.Second)
+		c.claim(0, "one", 0)
+		inside()
+		c.look()
+		alarms := strings.Join(c.brokers[0].Alarms(), "\n")
+		for _, level := range []string{"BASIC", "EGRESS", "TARGET"} {
+			if !strings.Contains(alarms, `probe "mine" at `+level) {
+				t.Errorf("no alarm names the probe at %s: %q", level, alarms)
+			}
+		}
+		_, err := c.brokers[0].Register(c.ctx, check.Registration{Checker: "one", Instance: "one", Levels: allLevels, Probes: []string{"mine", "proxy"}, Window: 10})
+		c.must(err)
+		if n := len(c.claim(0, "one", 0)); n == 0 {
+			t.Error("one that has it now gets no task")
+		}
+		c.look()
+		if alarms := c.brokers[0].Alarms(); len(alarms) != 0 {
+			t.Errorf("alarms are %q", alarms)
+		}
+	})
+}
