@@ -3,6 +3,7 @@ package main
 import (
 	"bytes"
 	"context"
+	"crypto/sha256"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -30,6 +31,7 @@ import (
 	"github.com/dodona-project/dodona/builtin"
 	"github.com/dodona-project/dodona/host"
 	"github.com/dodona-project/dodona/host/config"
+	"github.com/dodona-project/dodona/plugins/lock"
 	"github.com/dodona-project/dodona/sdk/plugin"
 	"github.com/dodona-project/dodona/sdk/worker/proxytest"
 )
@@ -307,6 +309,8 @@ func TestNewProbe(t *testing.T) {
 	fatal(t, os.MkdirAll(folder, 0o755))
 	fatal(t, os.WriteFile(filepath.Join(folder, "part"), exe, 0o755))
 	fatal(t, os.Rename(filepath.Join(folder, "part"), filepath.Join(folder, newProbe)))
+	fatal(t, lock.Write(filepath.Join(dir, lock.Name), new(lock.Lock).With(lock.Entry{Name: newProbe, Version: "1.0.0", Kind: "probe",
+		Platforms: map[string]string{runtime.GOOS + "_" + runtime.GOARCH: fmt.Sprintf("sha256:%x", sha256.Sum256(exe))}})))
 	began := time.Now()
 	eventually(t, "the proxies are available", func() bool { return len(p.in("AVAILABLE")) == 3 })
 	t.Logf("%s after it was dropped in", time.Since(began))
