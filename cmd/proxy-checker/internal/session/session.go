@@ -120,14 +120,15 @@ func (s *Session) Run(ctx context.Context, limit time.Duration) error {
 	checking, stop := context.WithCancel(context.WithoutCancel(ctx))
 	defer stop()
 	var workers, reporter sync.WaitGroup
-	taking := make(chan struct{}) // closed when no task is begun any more
+	taking, end := context.WithCancel(ctx) // over when no task is begun any more
+	defer end()
 	for range s.config.MaxInFlight {
-		workers.Go(func() { s.work(checking, taking) })
+		workers.Go(func() { s.work(checking, taking.Done()) })
 	}
 	reporter.Go(func() { s.report(api) })
 	err = s.stay(ctx, api, func() { at.Add(1) })
 	s.connected.Store(false)
-	close(taking)
+	end()
 	late := time.AfterFunc(limit, stop)
 	workers.Wait()
 	late.Stop()
