@@ -41,8 +41,8 @@ func TestPool(t *testing.T) {
 	_, err = pools.PublishConfig(ctx, &controlplanev1.PublishConfigRequest{Yaml: `
 cluster: {id: c1}
 upstreams:
-  - {name: dc, protocol: http, secretRef: "file:dc", source: {type: static, proxies: [192.0.2.1:3128, 192.0.2.2:3128]}}
-  - {name: spare, protocol: socks5, source: {type: file, path: spare.txt, format: lines, interval: 1s}}
+  - {name: dc, protocol: http, check: {basic: false}, secretRef: "file:dc", source: {type: static, proxies: [192.0.2.1:3128, 192.0.2.2:3128]}}
+  - {name: spare, protocol: socks5, check: {basic: false}, source: {type: file, path: spare.txt, format: lines, interval: 1s}}
 routings:
   - {name: all, upstreams: [{name: dc}, {name: spare}], strategy: least-connections}
 `})

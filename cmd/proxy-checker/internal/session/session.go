@@ -158,14 +158,11 @@ func (s *Session) dial() (hosts []*grpc.ClientConn, err error) {
 
 // stay registers and takes tasks, again and again. next has another host asked.
 func (s *Session) stay(ctx context.Context, api func() controlplanev1.CheckerControlPlaneClient, next func()) error {
-	for wait := leastWait; ; {
+	for wait := leastWait; ctx.Err() == nil; {
 		began := time.Now()
 		err := s.once(ctx, api())
 		s.connected.Store(false)
-		switch {
-		case ctx.Err() != nil:
-			return nil
-		case errors.Is(err, errFatal):
+		if errors.Is(err, errFatal) && ctx.Err() == nil {
 			return err
 		}
 		if time.Since(began) > mostWait {
@@ -176,10 +173,10 @@ func (s *Session) stay(ctx context.Context, api func() controlplanev1.CheckerCon
 		select {
 		case <-time.After(wait/2 + rand.N(wait/2)):
 		case <-ctx.Done():
-			return nil
 		}
 		wait = min(2*wait, mostWait)
 	}
+	return nil
 }
 
 // once is one registration with its stream.
