@@ -145,6 +145,9 @@ func TestOverRedis(t *testing.T) {
 		"HeldAfterItsEnd": TestHeldAfterItsEnd, "Register": TestRegister, "DrainThenExtract": TestDrainThenExtract, "Deltas": TestDeltas,
 		"Credentials": TestCredentials, "NewCredential": TestNewCredential, "Plans": TestPlans, "ExtractKeys": TestExtractKeys,
 		"ExtractOnlyWhatMay": TestExtractOnlyWhatMay, "Shortfall": TestShortfall, "HundredExtractors": TestHundredExtractors,
+		"Refresh": TestRefresh, "Coalesced": TestCoalesced, "RoutingsKeepTheirOrder": TestRoutingsKeepTheirOrder,
+		"ObservedAtDecidesNothing": TestObservedAtDecidesNothing, "NoReportNoRoom": TestNoReportNoRoom, "LongSession": TestLongSession,
+		"NothingIsSentThatIsOver": TestNothingIsSentThatIsOver,
 	} {
 		t.Run(name, test)
 	}
