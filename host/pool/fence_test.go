@@ -318,7 +318,8 @@ func TestForceReleaseByWhatItWasTold(t *testing.T) {
 	x.accept(x.until("with the proxy", func(s *controlplanev1.WorkerSnapshot) bool { return has(s, id) }))
 	x.report()
 	w.publish(document)
-	x.next()
+	w.change()
+	x.next() // it is sent another view, under the shorter one
 	w.must(w.p.Sweep(w.ctx))
 	for _, step := range []struct {
 		after time.Duration

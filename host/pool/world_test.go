@@ -69,6 +69,9 @@ type world struct {
 func newWorld(t testing.TB) *world {
 	t.Helper()
 	clk := newClock()
+	if sharedServer != nil && strings.HasPrefix(t.Name(), overRedis) {
+		return worldOver(t, byHand{openShared(t, sharedServer, strings.ToLower(t.Name()[len(overRedis):]), "one"), clk}, clk)
+	}
 	st := memory(clk)
 	t.Cleanup(func() { _ = st.Close() })
 	return worldOver(t, st, clk)
