@@ -48,7 +48,7 @@ routings:
 `})
 	check(t, err)
 	until(t, "the listed proxies", func() bool {
-		resp, err := pools.ListProxies(ctx, &controlplanev1.ListProxiesRequest{State: "NEW"})
+		resp, err := pools.ListProxies(ctx, &controlplanev1.ListProxiesRequest{})
 		check(t, err)
 		versions := 0
 		for _, p := range resp.Proxies {
@@ -61,7 +61,7 @@ routings:
 		want               int
 	}{
 		{"GET", "/v1/availability", "", http.StatusOK},
-		{"POST", "/v1/extractions", `{"upstream":"dc","count":1}`, http.StatusServiceUnavailable}, // nothing is checked yet
+		{"POST", "/v1/extractions", `{"upstream":"dc","count":1}`, http.StatusServiceUnavailable}, // no check of them succeeds
 		{"POST", "/v1/extractions", `{"upstream":"dc","count":101}`, http.StatusBadRequest},
 		{"GET", "/v1/extractions/nope", "", http.StatusNotFound},
 	} {

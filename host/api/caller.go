@@ -96,8 +96,9 @@ func (g *guard) identify(ctx context.Context) (caller, *visitor, error) {
 
 // secretive are the methods that answer with credentials of proxies.
 var secretive = map[string]bool{
-	controlplanev1.WorkerControlPlane_WatchSnapshots_FullMethodName: true,
-	controlplanev1.PoolAdmin_Extract_FullMethodName:                 true,
+	controlplanev1.WorkerControlPlane_WatchSnapshots_FullMethodName:    true,
+	controlplanev1.PoolAdmin_Extract_FullMethodName:                    true,
+	controlplanev1.CheckerControlPlane_StreamCheckTasks_FullMethodName: true,
 }
 
 // overheard refuses to send credentials in plaintext to another machine.

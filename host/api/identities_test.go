@@ -724,6 +724,11 @@ func TestPlaintextKeepsCredentials(t *testing.T) {
 		if status.Code(err) != tc.extract {
 			t.Errorf("an extraction from %s: %v, want %s", tc.from, err, tc.extract)
 		}
+		tasks, err := controlplanev1.NewCheckerControlPlaneClient(tc.conn).StreamCheckTasks(ctx(t), &controlplanev1.StreamCheckTasksRequest{CheckerId: "k1", InstanceId: "i1", MaxInFlight: 1})
+		fatal(t, err)
+		if _, err = tasks.Recv(); (status.Code(err) == codes.PermissionDenied) != (tc.watch == codes.PermissionDenied) {
+			t.Errorf("tasks for %s: %v", tc.from, err)
+		}
 	}
 }
 

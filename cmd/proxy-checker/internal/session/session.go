@@ -158,11 +158,11 @@ func (s *Session) dial() (hosts []*grpc.ClientConn, err error) {
 
 // stay registers and takes tasks, again and again. next has another host asked.
 func (s *Session) stay(ctx context.Context, api func() controlplanev1.CheckerControlPlaneClient, next func()) error {
-	for wait := leastWait; ctx.Err() == nil; {
+	for wait := leastWait; ; {
 		began := time.Now()
 		err := s.once(ctx, api())
 		s.connected.Store(false)
-		if errors.Is(err, errFatal) && ctx.Err() == nil {
+		if ctx.Err() != nil || errors.Is(err, errFatal) {
 			return err
 		}
 		if time.Since(began) > mostWait {
@@ -173,10 +173,10 @@ func (s *Session) stay(ctx context.Context, api func() controlplanev1.CheckerCon
 		select {
 		case <-time.After(wait/2 + rand.N(wait/2)):
 		case <-ctx.Done():
+			return nil
 		}
 		wait = min(2*wait, mostWait)
 	}
-	return nil
 }
 
 // once is one registration with its stream.
@@ -347,7 +347,8 @@ func (s *Session) report(api func() controlplanev1.CheckerControlPlaneClient) {
 }
 
 // send reports a batch until the control plane has it, or nobody wants it any more. The
-// same report again counts once.
+// same report again counts once; one that says less than the first, which was taken
+// although nobody heard so, is refused and changes nothing.
 func (s *Session) send(api func() controlplanev1.CheckerControlPlaneClient, batch []result) {
 	req := &controlplanev1.ReportObservationsRequest{CheckerId: s.config.CheckerID}
 	until := batch[0].until
@@ -372,6 +373,11 @@ func (s *Session) send(api func() controlplanev1.CheckerControlPlaneClient, batc
 			}
 			return
 		}
+		if code := status.Code(err); code == codes.Unavailable || code == codes.DeadlineExceeded {
+			for _, o := range req.Observations {
+				doubt(o)
+			}
+		}
 		gone := errors.Is(verdict(err, true), errFatal) && status.Code(err) != codes.FailedPrecondition
 		if gone || time.Now().Add(wait).After(until) {
 			s.Lost.Add(int64(len(batch)))
@@ -380,4 +386,14 @@ func (s *Session) send(api func() controlplanev1.CheckerControlPlaneClient, batc
 		}
 		time.Sleep(wait/2 + rand.N(wait/2))
 	}
+}
+
+// doubt makes a failure inconclusive: who cannot reach the control plane may have no
+// network at all, and then it says nothing of a proxy that it could not reach either.
+func doubt(o *controlplanev1.HealthObservation) {
+	if o.Result != controlplanev1.HealthObservation_RESULT_FAILURE {
+		return
+	}
+	o.Result, o.ErrorClass, o.Status = controlplanev1.HealthObservation_RESULT_INCONCLUSIVE, 0, 0
+	o.Detail = "the checker could not reach the control plane either: " + o.Detail
 }

@@ -327,6 +327,24 @@ func TestLostReply(t *testing.T) {
 	b.stop(t)
 }
 
+// TestOffline: what failed while the control plane could not be reached either says
+// nothing of the proxy; what succeeded does.
+func TestOffline(t *testing.T) {
+	for _, result := range []controlplanev1.HealthObservation_Result{good, bad} {
+		b := start(t, 1, says(result), func(p *plane) { p.lose = 1 })
+		b.tasks <- task("x", time.Minute, time.Second, 1)
+		eventually(t, "it is told twice", func() bool { return len(b.observations()) == 2 })
+		want := result
+		if result == bad {
+			want = none
+		}
+		if o := b.observations()[1]; o.Result != want {
+			t.Errorf("%s is told as %s", result, o.Result)
+		}
+		b.stop(t)
+	}
+}
+
 // TestDrain: what runs ends and is reported, and nothing is begun any more.
 func TestDrain(t *testing.T) {
 	begun, release := make(chan struct{}, 10), make(chan struct{})
