@@ -181,13 +181,13 @@ func (b *Broker) count(tx store.Tx, plane Plane, g group, targets []Target) erro
 }
 
 // sooner makes a task due by a time at the latest; one that is leased stays.
-func (b *Broker) sooner(tx store.Tx, p place, by int64) error {
+func (b *Broker) sooner(tx store.Tx, p place, by int64) (moved bool, err error) {
 	t, err := loadCheck(tx, p)
 	if err != nil || t == nil || t.Token != "" || t.DueMs <= by {
-		return err
+		return false, err
 	}
 	t.DueMs = by
-	return saveCheck(tx, p, t)
+	return true, saveCheck(tx, p, t)
 }
 
 // Hurry has tasks of a scope done at once, in the caller's transaction, but not those
@@ -195,14 +195,17 @@ func (b *Broker) sooner(tx store.Tx, p place, by int64) error {
 // for may be wrong, and may be told several times.
 func (b *Broker) Hurry(tx store.Tx, plane, scope string, ids []string) error {
 	now, g := tx.Now().UnixMilli(), group{plane, scope}
+	any := false
 	if err := each(ids, func(id string) error {
 		p := place{plane, scope, id}
 		t, err := loadCheck(tx, p)
 		if err != nil || t == nil || t.GetSeen().GetAtMs() > now-b.o.Rules.Suspect.Milliseconds() {
 			return err
 		}
-		return b.sooner(tx, p, now)
-	}); err != nil {
+		moved, err := b.sooner(tx, p, now)
+		any = any || moved
+		return err
+	}); err != nil || !any {
 		return err
 	}
 	return settle(tx, g)

@@ -149,10 +149,13 @@ func (b *Broker) report(tx store.Tx, checker string, r Report) (moved []group, r
 		next, bad = effect.Wait, effect.Bad
 		for _, member := range effect.Sooner {
 			if scope, id, ok := strings.Cut(member, "/"); ok {
-				if err := b.sooner(tx, place{p.plane, scope, id}, now+milliseconds(b.drawn(b.o.Rules.Suspect))); err != nil {
+				earlier, err := b.sooner(tx, place{p.plane, scope, id}, now+milliseconds(b.drawn(b.o.Rules.Suspect)))
+				if err != nil {
 					return nil, "", err
 				}
-				moved = append(moved, group{p.plane, scope})
+				if earlier {
+					moved = append(moved, group{p.plane, scope})
+				}
 			}
 		}
 	} else {
