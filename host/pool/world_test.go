@@ -352,6 +352,16 @@ func (x *worker) report(edit ...func(*controlplanev1.ReportRuntimeRequest)) *con
 	return resp
 }
 
+// lives has time pass for a worker that reports: in steps that are small beside what a
+// session lasts, because whoever reads it just then reads how it was some steps ago.
+func (x *worker) lives(d time.Duration) {
+	x.t.Helper()
+	for ; d > 0; d -= 5 * time.Second {
+		x.clock.advance(min(d, 5*time.Second))
+		x.report()
+	}
+}
+
 func has(s *controlplanev1.WorkerSnapshot, id string) bool {
 	return slices.ContainsFunc(s.Proxies, func(p *controlplanev1.Proxy) bool { return p.ProxyId == id })
 }
