@@ -216,7 +216,7 @@ func TestFixedWorkers(t *testing.T) {
 	for i := range 50 {
 		b.tasks <- task(fmt.Sprint(i), time.Minute, time.Second, 1)
 	}
-	eventually(t, "the rest is surplus", func() bool { return b.session.Surplus.Load() >= 50-3-3 })
+	eventually(t, "three are made and the rest is surplus", func() bool { return running.Load() == 3 && b.session.Surplus.Load() >= 50-3-3 })
 	close(release)
 	eventually(t, "what was taken is reported", func() bool { return len(b.observations()) >= 3 && running.Load() == 0 })
 	if n := most.Load(); n != 3 {
