@@ -6,24 +6,14 @@ import (
 
 	controlplanev1 "github.com/dodona-project/dodona/proto/controlplane/v1"
 	"github.com/prometheus/client_golang/prometheus"
-	"github.com/prometheus/client_golang/prometheus/collectors"
-	"github.com/prometheus/client_golang/prometheus/promhttp"
+
+	"github.com/dodona-project/dodona/cmd/internal/startup"
 )
 
 // adminHandler serves /healthz, /readyz and /metrics.
 func (c *checker) adminHandler() http.Handler {
-	mux := http.NewServeMux()
-	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { _, _ = fmt.Fprintln(w, "ok") })
-	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, _ *http.Request) {
-		if why := c.notReady(); why != "" {
-			http.Error(w, why, http.StatusServiceUnavailable)
-			return
-		}
-		_, _ = fmt.Fprintln(w, "ok")
-	})
-	c.registry.MustRegister(metrics{c}, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
-	mux.Handle("GET /metrics", promhttp.HandlerFor(c.registry, promhttp.HandlerOpts{}))
-	return mux
+	c.registry.MustRegister(metrics{c})
+	return startup.Admin(c.notReady, c.registry)
 }
 
 // notReady says why this checker checks nothing, empty when it does.

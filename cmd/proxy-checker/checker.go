@@ -17,6 +17,7 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 
 	"github.com/dodona-project/dodona/builtin"
+	"github.com/dodona-project/dodona/cmd/internal/startup"
 	"github.com/dodona-project/dodona/cmd/proxy-checker/internal/session"
 	"github.com/dodona-project/dodona/cmd/proxy-checker/internal/settings"
 	"github.com/dodona-project/dodona/plugins"
@@ -54,7 +55,7 @@ func newChecker(s *settings.Settings, log *slog.Logger, stderr io.Writer) (c *ch
 		}()
 	}
 	logger := hclog.New(&hclog.LoggerOptions{Name: "plugins", Level: hclog.LevelFromString(s.LogLevel), Output: stderr})
-	o := plugins.Options{Logger: logger, HostVersion: version(), Builtins: builtinProbes(), Plugins: s.Plugins, Registerer: c.registry}
+	o := plugins.Options{Logger: logger, HostVersion: startup.Version(), Builtins: builtinProbes(), Plugins: s.Plugins, Registerer: c.registry}
 	if s.PluginDir != "" {
 		if o.Catalog, err = external.Open(external.Options{Dir: s.PluginDir, Logger: logger.Named("dir"), Named: files(o)}); err != nil {
 			return nil, err

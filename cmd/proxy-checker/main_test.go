@@ -33,6 +33,7 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 
 	"github.com/dodona-project/dodona/builtin"
+	"github.com/dodona-project/dodona/cmd/internal/startup"
 	"github.com/dodona-project/dodona/host"
 	"github.com/dodona-project/dodona/host/config"
 	"github.com/dodona-project/dodona/plugins/lock"
@@ -411,16 +412,16 @@ func TestUsage(t *testing.T) {
 		code int
 		says string
 	}{
-		{nil, nil, exitUsage, "-control-plane is missing"},
-		{[]string{"-control-plane", "127.0.0.1:1"}, nil, exitUsage, "-checker-id is missing"},
-		{[]string{"-checker-id", "c"}, []string{"PROXY_POOL_CONTROL_PLANE_ADDRESS=127.0.0.1:1"}, exitUsage, "PROXY_POOL_CHECKER_INSTANCE_ID"},
-		{[]string{"-levels", "basic,basic"}, nil, exitUsage, "twice"},
-		{[]string{"-levels", "all"}, nil, exitUsage, "allowed are basic, egress and target"},
-		{[]string{"-max-in-flight", "257"}, nil, exitUsage, "1 to 256"},
-		{[]string{"-nope"}, nil, exitUsage, "-help"},
-		{[]string{"-control-plane", "127.0.0.1:1", "-checker-id", "c", "-instance-id", "i"}, nil, exitConfig, "checkerTLS"},
-		{nil, []string{"PROXY_POOL_AUTO_IDENTITY=1"}, exitUsage, "true and false"},
-		{[]string{"-help"}, nil, exitOK, ""},
+		{nil, nil, startup.ExitUsage, "-control-plane is missing"},
+		{[]string{"-control-plane", "127.0.0.1:1"}, nil, startup.ExitUsage, "-checker-id is missing"},
+		{[]string{"-checker-id", "c"}, []string{"PROXY_POOL_CONTROL_PLANE_ADDRESS=127.0.0.1:1"}, startup.ExitUsage, "PROXY_POOL_CHECKER_INSTANCE_ID"},
+		{[]string{"-levels", "basic,basic"}, nil, startup.ExitUsage, "twice"},
+		{[]string{"-levels", "all"}, nil, startup.ExitUsage, "allowed are basic, egress and target"},
+		{[]string{"-max-in-flight", "257"}, nil, startup.ExitUsage, "1 to 256"},
+		{[]string{"-nope"}, nil, startup.ExitUsage, "-help"},
+		{[]string{"-control-plane", "127.0.0.1:1", "-checker-id", "c", "-instance-id", "i"}, nil, startup.ExitConfig, "checkerTLS"},
+		{nil, []string{"PROXY_POOL_AUTO_IDENTITY=1"}, startup.ExitUsage, "true and false"},
+		{[]string{"-help"}, nil, startup.ExitOK, ""},
 	} {
 		var stdout, stderr bytes.Buffer
 		if code := run(tc.args, tc.env, &stdout, &stderr); code != tc.code || !strings.Contains(stderr.String(), tc.says) {
@@ -435,9 +436,9 @@ func TestUsage(t *testing.T) {
 		code int
 		says string
 	}{
-		{[]string{"-control-plane", "192.0.2.1:443"}, exitConfig, "not on loopback"},
-		{[]string{"-control-plane", "127.0.0.1:1", "-auto-identity"}, exitUsage, "tls.mode is disabled"},
-		{[]string{"-control-plane", "127.0.0.1:1", "-plugin-dir", filepath.Join(filepath.Dir(file), "none")}, exitConfig, "plugin directory"},
+		{[]string{"-control-plane", "192.0.2.1:443"}, startup.ExitConfig, "not on loopback"},
+		{[]string{"-control-plane", "127.0.0.1:1", "-auto-identity"}, startup.ExitUsage, "tls.mode is disabled"},
+		{[]string{"-control-plane", "127.0.0.1:1", "-plugin-dir", filepath.Join(filepath.Dir(file), "none")}, startup.ExitConfig, "plugin directory"},
 	} {
 		var stdout, stderr bytes.Buffer
 		if code := run(slices.Concat(base, tc.args), nil, &stdout, &stderr); code != tc.code || !strings.Contains(stderr.String(), tc.says) {
@@ -494,12 +495,12 @@ func TestAutoIdentity(t *testing.T) {
 	ca.Source("/prod/worker/w7").Write(t, dir)
 	args := []string{"-config", file, "-control-plane", "127.0.0.1:1", "-auto-identity"}
 	var out, errs bytes.Buffer
-	if code := run(args, nil, &out, &errs); code != exitUsage || !strings.Contains(errs.String(), "/checker/<checker id>") {
+	if code := run(args, nil, &out, &errs); code != startup.ExitUsage || !strings.Contains(errs.String(), "/checker/<checker id>") {
 		t.Errorf("with a worker's certificate: %d %s", code, errs.String())
 	}
 	fatal(t, os.Chmod(filepath.Join(dir, "key.pem"), 0o644))
 	errs.Reset()
-	if code := run(args, nil, &out, &errs); code != exitConfig || !strings.Contains(errs.String(), "chmod 600") {
+	if code := run(args, nil, &out, &errs); code != startup.ExitConfig || !strings.Contains(errs.String(), "chmod 600") {
 		t.Errorf("with a key that others can read: %d %s", code, errs.String())
 	}
 }

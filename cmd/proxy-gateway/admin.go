@@ -1,32 +1,20 @@
 package main
 
 import (
-	"fmt"
 	"net/http"
 	"strconv"
 
 	"github.com/prometheus/client_golang/prometheus"
-	"github.com/prometheus/client_golang/prometheus/collectors"
-	"github.com/prometheus/client_golang/prometheus/promhttp"
 
+	"github.com/dodona-project/dodona/cmd/internal/startup"
 	"github.com/dodona-project/dodona/sdk/worker"
 )
 
 // adminHandler serves /healthz, /readyz and /metrics.
 func (g *gateway) adminHandler() http.Handler {
-	mux := http.NewServeMux()
-	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { _, _ = fmt.Fprintln(w, "ok") })
-	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, _ *http.Request) {
-		if why := g.notReady(); why != "" {
-			http.Error(w, why, http.StatusServiceUnavailable)
-			return
-		}
-		_, _ = fmt.Fprintln(w, "ok")
-	})
 	registry := prometheus.NewRegistry()
-	registry.MustRegister(metrics{g}, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
-	mux.Handle("GET /metrics", promhttp.HandlerFor(registry, promhttp.HandlerOpts{}))
-	return mux
+	registry.MustRegister(metrics{g})
+	return startup.Admin(g.notReady, registry)
 }
 
 // notReady says why no traffic should come here, empty when it should.

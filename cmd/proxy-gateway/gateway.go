@@ -17,6 +17,7 @@ import (
 
 	"google.golang.org/grpc/credentials"
 
+	"github.com/dodona-project/dodona/cmd/internal/startup"
 	"github.com/dodona-project/dodona/cmd/proxy-gateway/internal/clients"
 	"github.com/dodona-project/dodona/cmd/proxy-gateway/internal/forward"
 	"github.com/dodona-project/dodona/cmd/proxy-gateway/internal/settings"
@@ -76,7 +77,7 @@ func newGateway(s *settings.Settings, log *slog.Logger) (g *gateway, err error) 
 		return nil, err
 	}
 	config := worker.Config{
-		Target: s.ControlPlane, ClusterID: s.ClusterID, WorkerID: s.WorkerID, InstanceID: s.InstanceID, Zone: s.Zone, Build: version(),
+		Target: s.ControlPlane, ClusterID: s.ClusterID, WorkerID: s.WorkerID, InstanceID: s.InstanceID, Zone: s.Zone, Build: startup.Version(),
 		MaxConnections: uint32(s.Limits.Connections), Own: own, Log: log,
 		OnView:  func(_, _ *worker.View) { g.server.Changed() },
 		OnState: g.stateChanged,

@@ -29,6 +29,7 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
+	"github.com/dodona-project/dodona/cmd/internal/startup"
 	controlplanev1 "github.com/dodona-project/dodona/proto/controlplane/v1"
 	donav1 "github.com/dodona-project/dodona/proto/dona/v1"
 	"github.com/dodona-project/dodona/sdk/dona/svidtest"
@@ -474,7 +475,7 @@ func TestPage(t *testing.T) {
 	}
 	var errs bytes.Buffer
 	run([]string{"-config", file}, nil, &none, &errs)
-	keys := regexp.MustCompile(`unknown key \(allowed: ([^)]+)\)`).FindAllStringSubmatch(errs.String(), -1)
+	keys := regexp.MustCompile(`is not a setting \(allowed: ([^)]+)\)`).FindAllStringSubmatch(errs.String(), -1)
 	if len(keys) != 7 {
 		t.Errorf("%d lists of keys in\n%s", len(keys), errs.String())
 	}
@@ -511,24 +512,24 @@ func TestSettings(t *testing.T) {
 		code       int
 		want       string
 	}{
-		{"no address", plain, id[2:], nil, exitUsage, "-control-plane is missing: give it, or PROXY_POOL_CONTROL_PLANE_ADDRESS"},
-		{"no cluster", plain, append(append([]string{}, id[:2]...), id[4:]...), nil, exitUsage, "PROXY_POOL_CLUSTER_ID"},
-		{"no worker", plain, append(append([]string{}, id[:4]...), id[6:]...), nil, exitUsage, "PROXY_POOL_WORKER_ID"},
-		{"no instance", plain, id[:6], nil, exitUsage, "PROXY_POOL_INSTANCE_ID"},
-		{"unknown flag", plain, []string{"-nonsense"}, nil, exitUsage, "nonsense"},
-		{"an argument", plain, []string{"start"}, nil, exitUsage, `unexpected argument "start"`},
-		{"identity without TLS", plain, append(id[:4:4], "-auto-identity"), nil, exitUsage, "mode is disabled"},
-		{"identity by variable", plain, id, []string{"PROXY_POOL_AUTO_IDENTITY=true"}, exitUsage, "mode is disabled"},
-		{"odd variable", plain, id, []string{"PROXY_POOL_AUTO_IDENTITY=yes"}, exitUsage, "allowed are true and false"},
-		{"identity of another worker", tlsOf(good), append(id[:6:6], "-auto-identity"), nil, exitUsage, "finds worker w7"},
-		{"plaintext over the network", plain, append([]string{"-control-plane", "192.0.2.1:7600"}, id[2:]...), nil, exitConfig, "not on loopback"},
-		{"no TLS", "", id, nil, exitConfig, "controlPlane.gatewayTLS"},
-		{"TLS files that are not there", tlsOf(filepath.Join(dir, "none")), id, nil, exitConfig, "none/cert.pem"},
-		{"a key that others can read", tlsOf(open), id, nil, exitConfig, "chmod 600 "},
-		{"open to all", plain, append(id[:8:8], "-listen", "0.0.0.0:0"), nil, exitConfig, "gateway.anybody"},
-		{"no address to listen on", plain, append(id[:8:8], "-listen", "here"), nil, exitConfig, "allowed is host:port"},
-		{"many errors", plain + "gateway:\n  lissten: x\n  limits: {idle: soon, idle: 5s, waiting: 0}\n  clients: [{name: a}, {name: 'b:c', passwordFile: p}]\n  upstreams: {allow: [private]}\nnothing: 1\n", id, nil, exitConfig, ""},
-		{"no YAML", "a: [", id, nil, exitConfig, "yaml"},
+		{"no address", plain, id[2:], nil, startup.ExitUsage, "-control-plane is missing: give it, or PROXY_POOL_CONTROL_PLANE_ADDRESS"},
+		{"no cluster", plain, append(append([]string{}, id[:2]...), id[4:]...), nil, startup.ExitUsage, "PROXY_POOL_CLUSTER_ID"},
+		{"no worker", plain, append(append([]string{}, id[:4]...), id[6:]...), nil, startup.ExitUsage, "PROXY_POOL_WORKER_ID"},
+		{"no instance", plain, id[:6], nil, startup.ExitUsage, "PROXY_POOL_INSTANCE_ID"},
+		{"unknown flag", plain, []string{"-nonsense"}, nil, startup.ExitUsage, "nonsense"},
+		{"an argument", plain, []string{"start"}, nil, startup.ExitUsage, `unexpected argument "start"`},
+		{"identity without TLS", plain, append(id[:4:4], "-auto-identity"), nil, startup.ExitUsage, "mode is disabled"},
+		{"identity by variable", plain, id, []string{"PROXY_POOL_AUTO_IDENTITY=true"}, startup.ExitUsage, "mode is disabled"},
+		{"odd variable", plain, id, []string{"PROXY_POOL_AUTO_IDENTITY=yes"}, startup.ExitUsage, "allowed are true and false"},
+		{"identity of another worker", tlsOf(good), append(id[:6:6], "-auto-identity"), nil, startup.ExitUsage, "finds worker w7"},
+		{"plaintext over the network", plain, append([]string{"-control-plane", "192.0.2.1:7600"}, id[2:]...), nil, startup.ExitConfig, "not on loopback"},
+		{"no TLS", "", id, nil, startup.ExitConfig, "controlPlane.gatewayTLS"},
+		{"TLS files that are not there", tlsOf(filepath.Join(dir, "none")), id, nil, startup.ExitConfig, "none/cert.pem"},
+		{"a key that others can read", tlsOf(open), id, nil, startup.ExitConfig, "chmod 600 "},
+		{"open to all", plain, append(id[:8:8], "-listen", "0.0.0.0:0"), nil, startup.ExitConfig, "gateway.anybody"},
+		{"no address to listen on", plain, append(id[:8:8], "-listen", "here"), nil, startup.ExitConfig, "allowed is host:port"},
+		{"many errors", plain + "gateway:\n  lissten: x\n  limits: {idle: soon, idle: 5s, waiting: 0}\n  clients: [{name: a}, {name: 'b:c', passwordFile: p}]\n  upstreams: {allow: [private]}\nnothing: 1\n", id, nil, startup.ExitConfig, ""},
+		{"no YAML", "a: [", id, nil, startup.ExitConfig, "yaml"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			var out, errs bytes.Buffer
@@ -545,9 +546,9 @@ func TestSettings(t *testing.T) {
 			}
 			if c.name == "many errors" {
 				for _, want := range []string{
-					"g.yaml:3:3: gateway.lissten: unknown key (allowed: anybody, clients, limits, listen, upstreams)", "g.yaml:4:18: gateway.limits.idle: it is \"soon\"",
-					":4:24: gateway.limits.idle: the key is there twice", "gateway.limits.waiting: it is \"0\" (allowed: 1 to ", "gateway.clients[0].passwordFile: it is missing",
-					"gateway.clients[1].name: it is \"b:c\"", "gateway.upstreams.allow[0]: it is \"private\" (allowed: loopback", ":7:1: nothing: unknown key",
+					"g.yaml:3:3: gateway.lissten: is not a setting (allowed: anybody, clients, limits, listen, upstreams)", "g.yaml:4:18: gateway.limits.idle: is \"soon\"",
+					":4:24: gateway.limits.idle: is there a second time", "gateway.limits.waiting: is \"0\" (allowed: 1 to ", "gateway.clients[0].passwordFile: is missing",
+					"gateway.clients[1].name: is \"b:c\"", "gateway.upstreams.allow[0]: is \"private\" (allowed: loopback", ":7:1: nothing: is not a setting",
 				} {
 					if !strings.Contains(errs.String(), want) {
 						t.Errorf("no %q in\n%s", want, errs.String())
@@ -557,7 +558,7 @@ func TestSettings(t *testing.T) {
 		})
 	}
 	var out, errs bytes.Buffer
-	if code := run([]string{"-help"}, nil, &out, &errs); code != exitOK || errs.Len() > 0 {
+	if code := run([]string{"-help"}, nil, &out, &errs); code != startup.ExitOK || errs.Len() > 0 {
 		t.Errorf("-help ends with %d, %q", code, errs.String())
 	}
 	for _, want := range []string{"PROXY_POOL_CONTROL_PLANE_ADDRESS", "PROXY_POOL_CLUSTER_ID", "PROXY_POOL_WORKER_ID", "PROXY_POOL_INSTANCE_ID", "PROXY_POOL_ZONE", "PROXY_POOL_AUTO_IDENTITY"} {
