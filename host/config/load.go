@@ -5,51 +5,23 @@ import (
 	"fmt"
 	"io"
 	"maps"
-	"os"
 	"slices"
 	"strconv"
 	"strings"
 	"time"
 
 	"go.yaml.in/yaml/v3"
+
+	"github.com/dodona-project/dodona/host/config/strict"
 )
 
-const (
-	maxFile     = 1 << 20 // bytes
-	maxProblems = 20
-	maxDepth    = 8
-)
+const maxDepth = 8
 
-// Problem is one thing that is wrong.
-type Problem struct {
-	Where string // file:line:col, the flag, or the variable
-	Key   string
-	Text  string // continues the key: "is 70000: allowed are …"
-}
+// Problem is one thing that is wrong: with a key of a file, a flag or a variable.
+type Problem = strict.Problem
 
-func (p Problem) String() string {
-	if p.Key == "" {
-		return p.Where + ": " + p.Text
-	}
-	return p.Where + ": " + p.Key + ": " + p.Text
-}
-
-// Error is everything that is wrong, at most 20 problems of it.
-type Error struct {
-	Problems []Problem
-}
-
-func (e *Error) Error() string {
-	lines := make([]string, 0, maxProblems+1)
-	for i, p := range e.Problems {
-		if i == maxProblems {
-			lines = append(lines, fmt.Sprintf("and %d more", len(e.Problems)-maxProblems))
-			break
-		}
-		lines = append(lines, p.String())
-	}
-	return strings.Join(lines, "\n")
-}
+// Error is everything that is wrong.
+type Error = strict.Error
 
 // Load makes a configuration from a file (empty = none), the environment and
 // the flags that were given, by flag name. Every problem is reported in one
@@ -120,7 +92,7 @@ func (l *loader) environ(environ []string) {
 
 func (l *loader) file(name string) {
 	l.name = name
-	data, err := read(name)
+	data, err := strict.Load(name)
 	if err != nil {
 		l.add(name, "", "%s", err)
 		return
@@ -142,24 +114,6 @@ func (l *loader) file(name string) {
 		settings[s.Key] = s
 	}
 	l.mapping(doc.Content[0], "", settings, 0)
-}
-
-func read(name string) ([]byte, error) {
-	info, err := os.Stat(name)
-	if err != nil {
-		return nil, errors.Unwrap(err)
-	}
-	if !info.Mode().IsRegular() { // a FIFO would block, a device never end
-		return nil, errors.New("is not a regular file")
-	}
-	if info.Size() > maxFile {
-		return nil, fmt.Errorf("has %d bytes: allowed are at most %d", info.Size(), maxFile)
-	}
-	data, err := os.ReadFile(name)
-	if err != nil {
-		return nil, errors.Unwrap(err)
-	}
-	return data, nil
 }
 
 func (l *loader) at(n *yaml.Node) string { return fmt.Sprintf("%s:%d:%d", l.name, n.Line, n.Column) }

@@ -1,8 +1,7 @@
 package startup
 
 import (
-	"io"
-	"os"
+	"fmt"
 	"path/filepath"
 
 	"github.com/dodona-project/dodona/host/config/strict"
@@ -14,14 +13,9 @@ func ReadFile(name string, fields strict.Fields) error {
 	if name == "" {
 		return nil
 	}
-	in, err := os.Open(name)
+	text, err := strict.Load(name)
 	if err != nil {
-		return err
-	}
-	defer func() { _ = in.Close() }()
-	text, err := io.ReadAll(io.LimitReader(in, strict.MaxBytes+1))
-	if err != nil {
-		return err
+		return fmt.Errorf("%s: %w", name, err)
 	}
 	return strict.Read(name, text, func(root strict.Value) { root.Fields(fields) })
 }

@@ -132,6 +132,11 @@ func TestControlPlane(t *testing.T) {
 	if _, err := read(identity("w7")); err == nil || !strings.Contains(err.Error(), "chmod 600") {
 		t.Errorf("a key that others can read: %v", err)
 	}
+	for name, want := range map[string]string{dir: "is not a regular file", filepath.Join(dir, "none"): "none: no such file"} {
+		if err := startup.ReadFile(name, strict.Fields{}); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v, want %q", name, err, want)
+		}
+	}
 	plain, err := read("controlPlane: {tls: {mode: disabled}}")
 	if err != nil {
 		t.Fatal(err)

@@ -14,6 +14,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"os"
 	"regexp"
 	"slices"
 	"strings"
@@ -32,7 +33,7 @@ const (
 
 // Problem is one thing that is wrong.
 type Problem struct {
-	Where string // file:line:col
+	Where string // file:line:col, or the flag or variable
 	Key   string // path of the setting; empty when the document itself is wrong
 	Text  string // continues the key: "is 70000 (allowed: …)"
 
@@ -61,6 +62,25 @@ func (e *Error) Error() string {
 		lines = append(lines, p.String())
 	}
 	return strings.Join(lines, "\n")
+}
+
+// Load returns the text of a file. The error continues the file's name.
+func Load(name string) ([]byte, error) {
+	info, err := os.Stat(name)
+	if err != nil {
+		return nil, errors.Unwrap(err)
+	}
+	if !info.Mode().IsRegular() { // a FIFO would block, a device never end
+		return nil, errors.New("is not a regular file")
+	}
+	if info.Size() > MaxBytes {
+		return nil, fmt.Errorf("has %d bytes: allowed are at most %d", info.Size(), MaxBytes)
+	}
+	data, err := os.ReadFile(name)
+	if err != nil {
+		return nil, errors.Unwrap(err)
+	}
+	return data, nil
 }
 
 // Read parses text and gives its root to document. name stands for the text in
