@@ -18,6 +18,7 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	"github.com/dodona-project/dodona/builtin/probe/internal/reach"
+	"github.com/dodona-project/dodona/builtin/probe/internal/talk"
 	"github.com/dodona-project/dodona/builtin/probe/proxy"
 	controlplanev1 "github.com/dodona-project/dodona/proto/controlplane/v1"
 	pluginv1 "github.com/dodona-project/dodona/proto/plugin/v1"
@@ -303,11 +304,8 @@ func TestHostileAnswers(t *testing.T) {
 // forever writes a text, and then another one until the other side has had enough.
 func forever(c net.Conn, first, again string, pause time.Duration) {
 	_, _ = c.Read(make([]byte, 4096))
-	_, err := io.WriteString(c, first)
-	for err == nil {
-		time.Sleep(pause)
-		_, err = io.WriteString(c, again)
-	}
+	_, _ = io.WriteString(c, first)
+	talk.Endless(c, again, pause)
 }
 
 func TestWhatCannotBeChecked(t *testing.T) {

@@ -349,7 +349,7 @@ func TestManyAtOnce(t *testing.T) {
 // An upstream's time to answer begins when it has the whole request, however long that took
 // to come.
 func TestLongUpload(t *testing.T) {
-	const headers = 400 * time.Millisecond
+	const headers = time.Second
 	s := proxytest.Start(t, proxytest.Options{Protocol: httpProxy, Talk: func(conn net.Conn) {
 		q, err := http.ReadRequest(bufio.NewReader(conn))
 		if err != nil {
