@@ -7,7 +7,9 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"os"
 	"path/filepath"
+	"strconv"
 	"time"
 
 	statev1 "github.com/dodona-project/dodona/proto/state/v1"
@@ -18,6 +20,7 @@ import (
 
 const (
 	signerKey   = "attestation/key" // record in the store
+	ownSigner   = "attestation.key" // file of the data directory
 	signerRetry = time.Second
 )
 
@@ -36,11 +39,11 @@ func (h *Host) openSigner(ctx context.Context) error {
 	}
 	file, own := h.config.AttestationKey, h.config.AttestationKey == ""
 	if own {
-		file = filepath.Join(h.config.DataDir, "attestation.key")
+		file = filepath.Join(h.config.DataDir, ownSigner)
 	}
 	h.signer, err = audit.OpenSigner(file, own && (have.GetKeyId() == "" || h.config.Dev))
 	if errors.Is(err, fs.ErrNotExist) {
-		return fmt.Errorf("%w: there is no attestation key %s, and reports of this store are signed with %s; put that key back from where it is kept", store.ErrRefused, file, have.GetKeyId())
+		return fmt.Errorf("%w: there is no attestation key %s, and reports of this store are signed with %s; put that key back from where it is kept; when it is lost, dona-host operator --new-attestation-key has another one made", store.ErrRefused, file, have.GetKeyId())
 	}
 	if err != nil {
 		return err
@@ -58,6 +61,32 @@ func (h *Host) openSigner(ctx context.Context) error {
 		h.log.Warn(text)
 	}
 	return nil
+}
+
+// forgetSigner has the next start take another attestation key. The file of the one that
+// there was, if there is one, is put aside.
+func (h *Host) forgetSigner(ctx context.Context, actor string) error {
+	err := audit.Guard(h.store).Update(ctx, store.Hard, func(tx store.Tx) error {
+		var have statev1.AttestationKey
+		if _, err := store.Load(tx, signerKey, &have); err != nil || have.GetKeyId() == "" {
+			return err
+		}
+		if err := tx.Delete(signerKey); err != nil {
+			return err
+		}
+		return h.ledger.Append(tx, audit.HostChain, audit.Entry{Kind: "store.adopt", Actor: actor, Detail: map[string]string{
+			"reason": "another attestation key takes the place of " + have.GetKeyId(),
+		}})
+	})
+	if err != nil || h.config.AttestationKey != "" {
+		return err
+	}
+	file := filepath.Join(h.config.DataDir, ownSigner)
+	err = os.Rename(file, file+".aside-"+strconv.FormatInt(time.Now().UnixMilli(), 10))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	return err
 }
 
 // retention moves old audit entries out of the store.

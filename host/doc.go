@@ -22,6 +22,7 @@
 // The packages, from the bottom up:
 //
 //   - limits, refusal: the numbers, the grammars, and how the host says no
+//   - loopback: ports for tests and the demo, of which nobody else is given one
 //   - store, store/embedded, store/redis: transactions; all state lives here
 //   - audit: the hash chain, appended in the transaction that acts
 //   - session: leases by stream and heartbeat, fences of reports

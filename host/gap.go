@@ -38,7 +38,7 @@ func (h *Host) lost(ctx context.Context) (func() snapshot.Gap, error) {
 // came back since may be a small part of it. A fail-over that takes the record makes a
 // gap of its own.
 func (h *Host) gap(ctx context.Context) (after uint64, err error) {
-	err = h.store.Update(ctx, h.startDurability(), func(tx store.Tx) error {
+	err = h.store.Update(ctx, h.ownDurability(), func(tx store.Tx) error {
 		after = h.store.Info().Kept
 		var g statev1.Gap
 		version, err := store.Load(tx, h.gapKey(), &g)

@@ -167,7 +167,7 @@ func (h *Host) wire() (err error) {
 	if err := h.openSigner(context.Background()); err != nil {
 		return err
 	}
-	if err := h.openIssuer(context.Background()); err != nil {
+	if err := h.openIssuer(context.Background(), ""); err != nil {
 		return err
 	}
 	if err := h.issueIdentity(context.Background()); err != nil {

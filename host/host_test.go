@@ -48,6 +48,9 @@ func start(t *testing.T, flags map[string]string) *running {
 	dir := filepath.Join(t.TempDir(), "data")
 	all := map[string]string{"dev": "true", "data-dir": dir, "grpc-listen": "127.0.0.1:0", "http-listen": "127.0.0.1:0"}
 	maps.Copy(all, flags)
+	if _, set := all["bootstrap-listen"]; !set && all["dev"] == "false" && all["grpc-plaintext"] == "" {
+		all["bootstrap-listen"] = "127.0.0.1:0" // its default is one port for everybody on this machine
+	}
 	dir = all["data-dir"]
 	c, err := config.Load("", nil, all)
 	if err != nil {
@@ -85,6 +88,12 @@ func start(t *testing.T, flags map[string]string) *running {
 		}
 	})
 	until(t, "host.json", func() bool {
+		select {
+		case err := <-done:
+			stopped = true
+			t.Fatalf("the host ended at its start: %v\n%s", err, log)
+		default:
+		}
 		text, err := os.ReadFile(filepath.Join(dir, "host.json"))
 		var where struct {
 			GRPC, HTTP string

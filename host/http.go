@@ -22,7 +22,7 @@ import (
 // its work; when not, each reason on a line).
 func (h *Host) newHTTP() *http.Server {
 	mux := http.NewServeMux()
-	mux.Handle("GET /metrics", known(promhttp.HandlerFor(h.metrics, promhttp.HandlerOpts{Registry: h.metrics})))
+	mux.Handle("GET /metrics", known(h.identity, promhttp.HandlerFor(h.metrics, promhttp.HandlerOpts{Registry: h.metrics})))
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { _, _ = fmt.Fprintln(w, "ok") })
 	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, _ *http.Request) {
 		if reasons := h.notReady(); len(reasons) > 0 {
@@ -98,6 +98,9 @@ func (a *alarms) add(line string) {
 // alarmList is what is wrong with this host's state, for its status.
 func (h *Host) alarmList() []string {
 	lines := slices.Concat(h.ledger.Damaged(), h.alarms.list(), h.feeds.Alarms(), h.checks.Alarms())
+	if h.issuer != nil {
+		lines = append(h.issuer.Alarms(), lines...)
+	}
 	return lines[:min(len(lines), maxAlarms)]
 }
 

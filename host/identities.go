@@ -18,15 +18,16 @@ import (
 )
 
 // openIssuer makes the issuer and the server where tokens are taken, when this host
-// issues identities.
-func (h *Host) openIssuer(ctx context.Context) error {
+// issues identities. With replacedBy another authority takes the present one's place, on
+// behalf of that actor.
+func (h *Host) openIssuer(ctx context.Context, replacedBy string) error {
 	c := h.config
 	if !c.Identities {
 		return nil
 	}
 	o := identity.Options{
 		Store: audit.Guard(h.store), Audit: h.ledger, TrustDomain: c.TrustDomain, HostID: h.id, DataDir: c.DataDir,
-		TTL: c.SVIDTTL, MinTTL: c.SVIDMinTTL, HostKeys: c.HostKeys, Dev: c.Dev, Logger: h.log.Named("identity"), Registerer: h.metrics,
+		TTL: c.SVIDTTL, MinTTL: c.SVIDMinTTL, ReplacedBy: replacedBy, HostKeys: c.HostKeys, Dev: c.Dev, Logger: h.log.Named("identity"), Registerer: h.metrics,
 	}
 	if c.CACert != "" {
 		given, err := identity.LoadCA(c.TrustDomain, c.CACert, c.CAKey)

@@ -33,10 +33,18 @@ const InitActor = "local:init"
 // nobody renews it until its owner does.
 const operatorTTL = 24 * time.Hour
 
+// An OperatorRequest says who is to be an operator, and what is replaced first.
+type OperatorRequest struct {
+	Name           string // admin/<name>
+	NewAuthority   bool   // the active authority, by that of identity.ca_cert or a new one
+	NewAttestation bool   // the attestation key, by that of audit.key_file or one that the next start makes
+}
+
 // IssueOperator opens the store of a host that does not run, makes the authority of
 // its trust domain if it has none, and issues the identity of an operator, which is on
-// record like any other. A store that is in use is refused with store.ErrRefused.
-func IssueOperator(ctx context.Context, c *config.Config, name string, log hclog.Logger) (o *Operator, err error) {
+// record like any other. What is replaced may be lost. A store that is in use is refused
+// with store.ErrRefused.
+func IssueOperator(ctx context.Context, c *config.Config, req OperatorRequest, log hclog.Logger) (o *Operator, err error) {
 	lasting := *c
 	lasting.SVIDTTL = operatorTTL
 	h := &Host{config: &lasting, log: log, ledger: audit.New(c.TrustDomain), metrics: prometheus.NewRegistry()}
@@ -50,13 +58,22 @@ func IssueOperator(ctx context.Context, c *config.Config, name string, log hclog
 	if err := h.claim(ctx); err != nil {
 		return nil, err
 	}
-	if err := h.openIssuer(ctx); err != nil {
+	replacedBy := ""
+	if req.NewAuthority {
+		replacedBy = InitActor
+	}
+	if err := h.openIssuer(ctx, replacedBy); err != nil {
 		return nil, err
 	}
 	if h.issuer == nil {
 		return nil, errors.New("this host issues no identities: it is configured for dev or plaintext")
 	}
-	token, err := h.issuer.CreateToken(ctx, InitActor, identity.TokenRequest{Path: string(identity.Admin) + "/" + name})
+	if req.NewAttestation {
+		if err := h.forgetSigner(ctx, InitActor); err != nil {
+			return nil, err
+		}
+	}
+	token, err := h.issuer.CreateToken(ctx, InitActor, identity.TokenRequest{Path: string(identity.Admin) + "/" + req.Name})
 	if err != nil {
 		return nil, err
 	}

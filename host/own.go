@@ -17,6 +17,7 @@ import (
 	"github.com/spiffe/go-spiffe/v2/svid/x509svid"
 
 	"github.com/dodona-project/dodona/host/identity"
+	"github.com/dodona-project/dodona/host/store"
 )
 
 const (
@@ -27,24 +28,23 @@ const (
 // own is the identity that a host issues to itself: host/<id>, renewed at half of its
 // life. Its key is in memory only. The bundle is the issuer's, always the newest.
 type own struct {
-	issuer *identity.Issuer
-	id     identity.ID
-	domain spiffeid.TrustDomain
-	log    hclog.Logger
-	svid   atomic.Pointer[x509svid.SVID]
+	issuer     *identity.Issuer
+	domain     spiffeid.TrustDomain
+	durability store.Durability // of the audit entries
+	log        hclog.Logger
+	svid       atomic.Pointer[x509svid.SVID]
 }
 
-func newOwn(ctx context.Context, issuer *identity.Issuer, hostID string, log hclog.Logger) (*own, error) {
+func newOwn(ctx context.Context, issuer *identity.Issuer, d store.Durability, log hclog.Logger) (*own, error) {
 	domain, err := spiffeid.TrustDomainFromString(issuer.TrustDomain())
 	if err != nil {
 		return nil, err
 	}
-	o := &own{issuer: issuer, domain: domain, log: log,
-		id: identity.ID{TrustDomain: issuer.TrustDomain(), Kind: identity.Host, Name: hostID}}
+	o := &own{issuer: issuer, domain: domain, durability: d, log: log}
 	if err := o.renew(ctx); err != nil {
 		return nil, err
 	}
-	log.Info("this host is", "spiffe_id", o.id.String())
+	log.Info("this host is", "spiffe_id", issuer.OwnID().String())
 	return o, nil
 }
 
@@ -57,7 +57,7 @@ func (o *own) renew(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	issued, err := o.issuer.Renew(ctx, o.id, identity.Request{CSR: pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE REQUEST", Bytes: request})})
+	issued, err := o.issuer.Own(ctx, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE REQUEST", Bytes: request}), o.durability)
 	if err != nil {
 		return err
 	}

@@ -20,7 +20,7 @@ var errOwned = fmt.Errorf("%w: the store holds another trust domain's data", sto
 // begins with the domain, so that chains of two in one store read as
 // tampered with.
 func (h *Host) claim(ctx context.Context) error {
-	return h.store.Update(ctx, h.startDurability(), func(tx store.Tx) error {
+	return h.store.Update(ctx, h.ownDurability(), func(tx store.Tx) error {
 		var have statev1.Owner
 		version, err := store.Load(tx, ownerKey, &have)
 		if err != nil {
@@ -36,9 +36,9 @@ func (h *Host) claim(ctx context.Context) error {
 	})
 }
 
-// startDurability is that of what a host writes at its start. With a shared store it
-// is soft: a host starts also while hard writes are refused because a replica is down.
-func (h *Host) startDurability() store.Durability {
+// ownDurability is that of what a host writes to start and to stay. With a shared store it
+// is soft: a host serves also while hard writes are refused because a replica is down.
+func (h *Host) ownDurability() store.Durability {
 	if h.shared() {
 		return store.Soft
 	}

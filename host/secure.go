@@ -8,7 +8,9 @@ import (
 	"net"
 	"net/http"
 
+	"github.com/spiffe/go-spiffe/v2/bundle/x509bundle"
 	"github.com/spiffe/go-spiffe/v2/spiffeid"
+	"github.com/spiffe/go-spiffe/v2/svid/x509svid"
 
 	"github.com/dodona-project/dodona/host/api"
 	"github.com/dodona-project/dodona/host/config"
@@ -73,7 +75,7 @@ func (h *Host) issueIdentity(ctx context.Context) error {
 	if !h.secured() || h.identity != nil {
 		return nil
 	}
-	own, err := newOwn(ctx, h.issuer, h.id, h.log.Named("identity"))
+	own, err := newOwn(ctx, h.issuer, h.ownDurability(), h.log.Named("identity"))
 	if err != nil {
 		return fmt.Errorf("the host's own identity: %w", err)
 	}
@@ -105,11 +107,23 @@ func (h *Host) httpTLS() *tls.Config {
 	return c
 }
 
-// known lets those in who came with a certificate.
-func known(next http.Handler) http.Handler {
+// known lets those in who came with a certificate, as long as it holds: a connection may
+// outlive it.
+func known(bundle x509bundle.Source, next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if r.TLS != nil && len(r.TLS.PeerCertificates) == 0 {
-			http.Error(w, "this needs a client certificate of the host's trust domain", http.StatusUnauthorized)
+		if r.TLS == nil {
+			next.ServeHTTP(w, r)
+			return
+		}
+		no := ""
+		if certs := r.TLS.PeerCertificates; len(certs) == 0 {
+			no = "this needs a client certificate of the host's trust domain"
+		} else if _, _, err := x509svid.Verify(certs, bundle); err != nil {
+			no = "the certificate of this connection has expired or is no longer trusted: connect again with a new one"
+		}
+		if no != "" {
+			w.Header().Set("Connection", "close")
+			http.Error(w, no, http.StatusUnauthorized)
 			return
 		}
 		next.ServeHTTP(w, r)

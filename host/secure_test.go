@@ -9,6 +9,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"net/http/httptrace"
 	"os"
 	"path/filepath"
 	"strings"
@@ -30,6 +31,7 @@ import (
 	"github.com/dodona-project/dodona/host"
 	"github.com/dodona-project/dodona/host/config"
 	"github.com/dodona-project/dodona/host/store"
+	"github.com/dodona-project/dodona/host/store/redis/redistest"
 	donav1 "github.com/dodona-project/dodona/proto/dona/v1"
 	"github.com/dodona-project/dodona/sdk/dona"
 	"github.com/dodona-project/dodona/sdk/dona/svidtest"
@@ -174,6 +176,52 @@ func TestSecuredHost(t *testing.T) {
 	}
 }
 
+// TestMetricsOutliveNoCertificate: who keeps a connection is let in no longer than its
+// certificate lasts.
+func TestMetricsOutliveNoCertificate(t *testing.T) {
+	ca := svidtest.NewCA(t, domain)
+	own := filepath.Join(t.TempDir(), "own")
+	ca.Source("/host/h1").Write(t, own)
+	r := start(t, map[string]string{"dev": "false", "identity-dir": own, "trust-domain": domain})
+	var svid svidtest.Source
+	var client *http.Client
+	get := func() (code int, reused bool) {
+		ctx := httptrace.WithClientTrace(t.Context(), &httptrace.ClientTrace{GotConn: func(i httptrace.GotConnInfo) { reused = i.Reused }})
+		req, err := http.NewRequestWithContext(ctx, http.MethodGet, "https://"+r.http+"/metrics", nil)
+		check(t, err)
+		resp, err := client.Do(req)
+		if err != nil {
+			return 0, reused
+		}
+		defer func() { _ = resp.Body.Close() }()
+		_, err = io.Copy(io.Discard, resp.Body)
+		check(t, err)
+		return resp.StatusCode, reused
+	}
+	until(t, "metrics", func() bool { // before it has expired: the machine may stand still
+		svid = ca.Source("/svc/web", svidtest.Lasting(3*time.Second))
+		client = &http.Client{Transport: &http.Transport{TLSClientConfig: clientTLS(svid)}, Timeout: 10 * time.Second}
+		defer client.CloseIdleConnections()
+		code, _ := get()
+		if code != http.StatusOK {
+			return false
+		}
+		for asked := time.Now(); ; asked = time.Now() { // the connection stays in use
+			code, reused := get()
+			switch {
+			case code != http.StatusOK && !reused:
+				return false // it was lost
+			case code == http.StatusUnauthorized:
+				return true
+			case code != http.StatusOK:
+				t.Fatalf("it answers %d", code)
+			case !asked.Before(svid.Certificates[0].NotAfter):
+				t.Fatalf("it lets in whose certificate ended at %s", svid.Certificates[0].NotAfter)
+			}
+		}
+	})
+}
+
 func metricsOf(t *testing.T, address string) string {
 	t.Helper()
 	resp, err := http.Get("http://" + address + "/metrics")
@@ -227,11 +275,18 @@ func TestPlaintextInWords(t *testing.T) {
 // TestOwnIdentityRotates: a host that issues its own SVID shows a new one well before
 // the last one ends, and no more often than that takes.
 func TestOwnIdentityRotates(t *testing.T) {
-	const ttl = 3 * time.Second
-	r := start(t, map[string]string{"dev": "false", "trust-domain": domain, "bootstrap-listen": "127.0.0.1:0", "identity-ttl": ttl.String(), "identity-min-ttl": "1s"})
+	const ttl = 8 * time.Second
+	r := start(t, map[string]string{"dev": "false", "trust-domain": domain, "identity-ttl": ttl.String(), "identity-min-ttl": "1s"})
+	rotates(t, r, ttl)
+}
+
+// rotates demands three SVIDs of a host, none of which had ended when it was asked.
+func rotates(t *testing.T, r *running, ttl time.Duration) {
+	t.Helper()
 	begun := time.Now()
 	seen := map[string]bool{}
-	until(t, "five SVIDs", func() bool {
+	until(t, "three SVIDs", func() bool {
+		asked := time.Now()
 		conn, err := tls.Dial("tcp", r.grpc, &tls.Config{InsecureSkipVerify: true, NextProtos: []string{"h2"}}) // it only looks
 		if err != nil {
 			t.Logf("no look: %v", err)
@@ -239,21 +294,41 @@ func TestOwnIdentityRotates(t *testing.T) {
 		}
 		defer func() { _ = conn.Close() }()
 		leaf := conn.ConnectionState().PeerCertificates[0]
-		if !time.Now().Before(leaf.NotAfter) {
-			t.Fatal("the host shows an SVID that has ended")
+		if !asked.Before(leaf.NotAfter) {
+			t.Fatalf("asked at %s, the host shows an SVID that ended at %s", asked.UTC(), leaf.NotAfter)
 		}
 		seen[leaf.SerialNumber.String()] = true
-		return len(seen) == 5
+		return len(seen) == 3
 	})
-	if took := time.Since(begun); took < ttl {
-		t.Errorf("five SVIDs of %s within %s", ttl, took)
+	took := time.Since(begun)
+	t.Logf("three SVIDs of %s within %s", ttl, took)
+	if took < ttl/2 { // two renewals
+		t.Error("that is too often")
 	}
+}
+
+// TestSecuredWithAReplicaDown: a host that issues its own SVID starts and renews it also
+// while hard writes are refused.
+func TestSecuredWithAReplicaDown(t *testing.T) {
+	const ttl = 8 * time.Second
+	master := redistest.Start(t, redistest.Safe...)
+	replica := redistest.Start(t, append([]string{"replicaof", "127.0.0.1 " + master.Port()}, redistest.Safe...)...)
+	(&redistest.Group{}).AwaitReplicas(t, master, 1)
+	flags := map[string]string{"dev": "false", "trust-domain": domain, "store": "redis://" + master.Addr, "redis-replicas": "1",
+		"data-dir": filepath.Join(t.TempDir(), "data"), "identity-ttl": ttl.String(), "identity-min-ttl": "1s", "http-ops-listen": "127.0.0.1:0"}
+	first := start(t, flags)
+	check(t, first.stop())
+	replica.Kill()
+	r := start(t, flags)
+	rotates(t, r, ttl)
+	replica.Restart()
+	check(t, r.stop())
 }
 
 // TestSecuredStandBy: a host whose store is away and whose identity the store has to
 // know lets nobody in, in plaintext or not, and says at its ops address why.
 func TestSecuredStandBy(t *testing.T) {
-	r := start(t, map[string]string{"dev": "false", "store": "redis://127.0.0.1:1", "http-ops-listen": "127.0.0.1:0", "bootstrap-listen": "127.0.0.1:0"})
+	r := start(t, map[string]string{"dev": "false", "store": "redis://127.0.0.1:1", "http-ops-listen": "127.0.0.1:0"})
 	var where struct{ Ops string }
 	text, err := os.ReadFile(filepath.Join(r.dir, "host.json"))
 	check(t, err)
@@ -300,7 +375,7 @@ func TestClientOutlivesItsCertificates(t *testing.T) {
 	ca := svidtest.NewCA(t, domain)
 	own := filepath.Join(t.TempDir(), "own")
 	ca.Source("/host/h1").Write(t, own)
-	r := start(t, map[string]string{"dev": "false", "identity-dir": own, "trust-domain": domain, "bootstrap-listen": "127.0.0.1:0"})
+	r := start(t, map[string]string{"dev": "false", "identity-dir": own, "trust-domain": domain})
 	admin := donav1.NewControlPlaneClient(r.as(ca.Source("/admin/ann")))
 	id := &renewed{ca: ca, path: "/svc/web", life: 4 * time.Second}
 	client, err := dona.Dial(t.Context(), r.grpc, dona.WithIdentity(id), dona.WithoutCache(), dona.WithCaller("web", ""))

@@ -6,13 +6,11 @@ import (
 	"encoding/json"
 	"flag"
 	"fmt"
-	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -23,6 +21,7 @@ import (
 	"google.golang.org/grpc/resolver/manual"
 
 	"github.com/dodona-project/dodona/host/audit"
+	"github.com/dodona-project/dodona/host/loopback"
 	"github.com/dodona-project/dodona/host/store"
 	donav1 "github.com/dodona-project/dodona/proto/dona/v1"
 )
@@ -95,22 +94,14 @@ func newProcess(t *testing.T) *process {
 	return p
 }
 
-var nextPort atomic.Int32
-
-// freePort finds a port below those that the kernel gives to clients: a host
-// that comes back has to find its own again.
+// freePort is an address for a host, which finds it free also when it comes back.
 func freePort(t *testing.T) string {
 	t.Helper()
-	const first, ports = 12_000, 18_000
-	for range 1000 {
-		addr := fmt.Sprintf("127.0.0.1:%d", first+(os.Getpid()*37+int(nextPort.Add(1)))%ports)
-		if l, err := net.Listen("tcp", addr); err == nil {
-			_ = l.Close()
-			return addr
-		}
+	addr, err := loopback.Free()
+	if err != nil {
+		t.Fatal(err)
 	}
-	t.Fatal("there is no free port")
-	return ""
+	return addr
 }
 
 func (p *process) command(args ...string) *exec.Cmd {
@@ -249,17 +240,21 @@ func (p *process) dial() *grpc.ClientConn {
 	return conn
 }
 
+// patience is how long is waited for what has to happen: the tests of this package run
+// beside one another, and others beside them.
+const patience = 3 * time.Minute
+
 func until(t *testing.T, what string, ok func() bool) {
 	t.Helper()
 	tick := time.NewTicker(10 * time.Millisecond)
 	defer tick.Stop()
-	late := time.NewTimer(60 * time.Second)
+	late := time.NewTimer(patience)
 	defer late.Stop()
 	for !ok() {
 		select {
 		case <-tick.C:
 		case <-late.C:
-			t.Fatalf("waited 60 s for %s", what)
+			t.Fatalf("waited %s for %s", patience, what)
 		}
 	}
 }

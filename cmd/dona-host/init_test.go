@@ -32,6 +32,8 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
 
+	"github.com/dodona-project/dodona/host/audit"
+	"github.com/dodona-project/dodona/host/store"
 	donav1 "github.com/dodona-project/dodona/proto/dona/v1"
 	"github.com/dodona-project/dodona/sdk/dona"
 )
@@ -336,4 +338,141 @@ func TestInit(t *testing.T) {
 	if !found {
 		t.Error("the search does not find what has to be there")
 	}
+}
+
+// TestNewAuthority: a host whose authority's key is lost has another one made, with an
+// operator that it knows.
+func TestNewAuthority(t *testing.T) {
+	dir, p := secure(t)
+	name, err := binary()
+	if err != nil {
+		t.Fatal(err)
+	}
+	files, err := filepath.Glob(filepath.Join(dir, "data", "ca", "*.pem"))
+	if err != nil || len(files) != 1 {
+		t.Fatalf("%v, %v", files, err)
+	}
+	if err := os.Remove(files[0]); err != nil {
+		t.Fatal(err)
+	}
+	if code, said := p.refuse(); code != exitRefused || !strings.Contains(said, "--new-authority") {
+		t.Errorf("without the key it ends with %d: %s", code, said)
+	}
+	if out, code := tool(t, nil, name, "operator", dir, "--name", "ann"); code != exitRefused || !strings.Contains(out, "--new-authority") {
+		t.Errorf("an operator alone: %d: %s", code, out)
+	}
+	if out, code := tool(t, nil, name, "init", filepath.Join(dir, "x"), "--new-authority"); code != exitUsage {
+		t.Errorf("of a host that is not there yet: %d: %s", code, out)
+	}
+	if out, code := tool(t, nil, name, "operator", dir, "--new-authority", "--name", "ann"); code != exitOK || !strings.Contains(out, "another authority signs") {
+		t.Fatalf("%d: %s", code, out)
+	}
+	p.start()
+	var ann [3][]byte
+	for i, file := range []string{"cert.pem", "key.pem", "bundle.pem"} {
+		if ann[i], err = os.ReadFile(filepath.Join(dir, "admin", "ann", file)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	conn := p.as(parsed(t, ann[0], ann[1], ann[2]))
+	h, err := donav1.NewHostAdminClient(conn).GetHost(t.Context(), &donav1.GetHostRequest{})
+	if err != nil || h.GetCa().GetActiveKeyId() == "" || h.GetCa().GetOldKeyId() == "" {
+		t.Errorf("the host says %v, %v", h.GetCa(), err)
+	}
+	issueFor(t, conn, p.args[1], "web")
+}
+
+// TestInitBadInput: what is refused leaves nothing behind, and what is made says how to
+// go on in words that a shell takes.
+func TestInitBadInput(t *testing.T) {
+	name, err := binary()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, args := range [][]string{
+		{"--trust-domain", "Prod.Example"}, {"--trust-domain", "../x"}, {"--trust-domain", ""}, {"--name", "../../x"}, {"--name", ""}, {"extra"}, {"--new-authority"},
+	} {
+		dir := filepath.Join(t.TempDir(), "new")
+		out, code := tool(t, nil, name, append([]string{"init", dir}, args...)...)
+		if code != exitUsage || !strings.Contains(out, strings.TrimPrefix(args[0], "--")) {
+			t.Errorf("init %q ends with %d: %s", args, code, out)
+		}
+		if _, err := os.Lstat(dir); err == nil {
+			t.Errorf("init %q has made its directory", args)
+		}
+	}
+	dir := filepath.Join(t.TempDir(), "it's new")
+	out, code := tool(t, nil, name, "init", dir)
+	if code != exitOK {
+		t.Fatalf("%d: %s", code, out)
+	}
+	_, rest, _ := strings.Cut(out, "export DONA_IDENTITY=")
+	path, _, _ := strings.Cut(rest, "\n")
+	if said, err := exec.Command("sh", "-c", "cd "+path+" && ls").CombinedOutput(); err != nil || !strings.Contains(string(said), "cert.pem") {
+		t.Errorf("%s: %v\n%s", path, err, said)
+	}
+}
+
+// TestNewAttestationKey: a host whose attestation key is lost has another one made, on
+// record, and whoever verifies has to be given it.
+func TestNewAttestationKey(t *testing.T) {
+	dir, p := secure(t)
+	name, err := binary()
+	if err != nil {
+		t.Fatal(err)
+	}
+	cli := filepath.Join(t.TempDir(), "dona")
+	if out, err := exec.Command("go", "build", "-o", cli, "../dona").CombinedOutput(); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	memory, env := filepath.Join(t.TempDir(), "seen.json"), []string{"DONA_IDENTITY=" + filepath.Join(dir, "admin", "ann"), "DONA_HOST=" + p.grpc}
+	verify := func(key string) (out string, code int) {
+		reports := filepath.Join(t.TempDir(), "reports")
+		if out, code := tool(t, env, cli, "attest", "fetch", "@host", "--out", reports); code != 0 {
+			t.Fatalf("fetch ends with %d: %s", code, out)
+		}
+		args := []string{"attest", "verify", reports, "--memory", memory}
+		if key != "" {
+			args = append(args, "--key", key)
+		}
+		return tool(t, env, cli, args...)
+	}
+	public := filepath.Join(dir, "data", "attestation.pem")
+	p.start()
+	until(t, "the store to know the key", func() bool { return strings.Contains(p.log.String(), "made the attestation key") })
+	if out, code := verify(public); code != 0 {
+		t.Fatalf("%d: %s", code, out)
+	}
+	p.signal(syscall.SIGTERM)
+	if err := os.Remove(filepath.Join(dir, "data", "attestation.key")); err != nil {
+		t.Fatal(err)
+	}
+	if code, said := p.refuse(); code != exitRefused || !strings.Contains(said, "--new-attestation-key") {
+		t.Errorf("without the key it ends with %d: %s", code, said)
+	}
+	if out, code := tool(t, nil, name, "operator", dir, "--new-attestation-key", "--name", "ann"); code != exitOK {
+		t.Fatalf("%d: %s", code, out)
+	}
+	p.start()
+	if out, code := verify(""); code != 5 || !strings.Contains(out, "signer") {
+		t.Errorf("with the key from before: %d: %s", code, out)
+	}
+	if out, code := verify(public); code != 0 || !strings.Contains(out, "which was seen before") {
+		t.Errorf("with the new key: %d: %s", code, out)
+	}
+	p.kill()
+	p.look = nil
+	inspect(t, p.dir, func(tx store.ReadTx, log *audit.Log) {
+		lines, err := tx.ReadLog("audit/@host", 1, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		found := false
+		for _, l := range lines {
+			found = found || bytes.Contains(l.Payload, []byte("another attestation key takes the place of sha256:"))
+		}
+		if !found {
+			t.Error("it is not on record")
+		}
+	})
 }

@@ -5,6 +5,7 @@ import (
 	"context"
 	"crypto/tls"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -21,18 +22,20 @@ import (
 	"golang.org/x/net/http2"
 	"golang.org/x/net/http2/hpack"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/grpc/peer"
 	"google.golang.org/protobuf/proto"
 
 	"github.com/dodona-project/dodona/host/api"
+	"github.com/dodona-project/dodona/host/identity"
 	"github.com/dodona-project/dodona/sdk/dona/svidtest"
 )
 
 // frames is a client that sends any frames it likes over mTLS.
 type frames struct {
 	t      *testing.T
-	conn   *tls.Conn
+	conn   net.Conn
 	framer *http2.Framer
 	block  bytes.Buffer
 	encode *hpack.Encoder
@@ -44,15 +47,20 @@ func (e *edge) frames(src api.Identity) *frames {
 	c.NextProtos = []string{"h2"}
 	plain, err := net.Dial("tcp", e.address)
 	fatal(e.t, err)
-	r := &frames{t: e.t, conn: tls.Client(plain, c)}
-	e.t.Cleanup(func() { _ = r.conn.Close() })
-	fatal(e.t, r.conn.SetDeadline(time.Now().Add(patience)))
-	_, err = io.WriteString(r.conn, http2.ClientPreface)
-	fatal(e.t, err)
+	return framesOver(e.t, tls.Client(plain, c))
+}
+
+func framesOver(t *testing.T, conn net.Conn) *frames {
+	t.Helper()
+	r := &frames{t: t, conn: conn}
+	t.Cleanup(func() { _ = r.conn.Close() })
+	fatal(t, r.conn.SetDeadline(time.Now().Add(patience)))
+	_, err := io.WriteString(r.conn, http2.ClientPreface)
+	fatal(t, err)
 	r.framer = http2.NewFramer(r.conn, r.conn)
 	r.framer.ReadMetaHeaders = hpack.NewDecoder(4096, nil)
 	r.encode = hpack.NewEncoder(&r.block)
-	fatal(e.t, r.framer.WriteSettings())
+	fatal(t, r.framer.WriteSettings())
 	return r
 }
 
@@ -351,6 +359,83 @@ func TestFloods(t *testing.T) {
 			if left >= before+32<<20 {
 				t.Errorf("%d MiB are left in use", (left-before)>>20)
 			}
+		})
+	}
+}
+
+// TestBootstrapFloods: nobody needs an identity to come to the bootstrap listener, so
+// what is thrown at it must not keep others from their tokens' worth, and leave nothing.
+func TestBootstrapFloods(t *testing.T) {
+	e := newEdge(t, withIssuer(identity.Options{TTL: time.Hour, MinTTL: time.Minute}))
+	address := e.bootstrapAddress()
+	guess := &donav1.IssueSvidRequest{BootstrapToken: "guess", Service: "web", CsrPem: newCSR(t)}
+	path := donav1.Identity_IssueSvid_FullMethodName
+	for name, send := range map[string]func(c *frames) error{
+		"rapid reset": func(c *frames) error {
+			for i := range uint32(10_000) {
+				if err := errors.Join(c.call(2*i+1, path, guess), c.framer.WriteRSTStream(2*i+1, http2.ErrCodeCancel)); err != nil {
+					return err
+				}
+			}
+			return nil
+		},
+		"pings": func(c *frames) error {
+			for range 100_000 {
+				if err := c.framer.WritePing(false, [8]byte{}); err != nil {
+					return err
+				}
+			}
+			return nil
+		},
+		"continuations": func(c *frames) error {
+			if err := c.framer.WriteHeaders(http2.HeadersFrameParam{StreamID: 1, BlockFragment: c.headers(path)}); err != nil {
+				return err
+			}
+			block := bytes.Repeat([]byte{0x40, 1, 'x', 1, 'v'}, 3000)
+			for range 10_000 {
+				if err := c.framer.WriteContinuation(1, false, block); err != nil {
+					return err
+				}
+			}
+			return nil
+		},
+		"odd paths": func(c *frames) error {
+			for i, path := range []string{"", "*", "dona.v1.Identity/IssueSvid", "//dona.v1.Identity/IssueSvid", "/dona.v1.Identity/%49ssueSvid", donav1.HostAdmin_CreateToken_FullMethodName} {
+				if err := c.call(uint32(2*i+1), path, guess); err != nil {
+					return err
+				}
+				if got := c.status(uint32(2*i + 1)); got != "status 12" && got != "closed" {
+					c.t.Errorf("%q: %s", path, got)
+				} else if got == "closed" {
+					return nil
+				}
+			}
+			return nil
+		},
+		"nothing after the preface": func(*frames) error { return nil },
+	} {
+		t.Run(name, func(t *testing.T) {
+			before := memory()
+			plain, err := (&net.Dialer{LocalAddr: &net.TCPAddr{IP: net.IPv4(127, 0, 0, 2)}}).Dial("tcp", address)
+			fatal(t, err)
+			c := framesOver(t, plain)
+			over := make(chan struct{})
+			if name == "odd paths" {
+				close(over) // it reads the answers itself
+			} else {
+				over = c.drain()
+			}
+			t.Logf("sent: %v", send(c))
+			token, err := e.admin.CreateToken(ctx(t), &donav1.CreateTokenRequest{Service: "checkout"})
+			fatal(t, err)
+			conn, err := grpc.NewClient(address, grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithUnaryInterceptor(patient))
+			fatal(t, err)
+			_, err = donav1.NewIdentityClient(conn).IssueSvid(ctx(t), &donav1.IssueSvidRequest{BootstrapToken: token.Token, CsrPem: newCSR(t)})
+			fatal(t, err)
+			_ = conn.Close()
+			_ = c.conn.Close()
+			<-over
+			eventually(t, "memory is given back", func() bool { return memory() < before+32<<20 })
 		})
 	}
 }

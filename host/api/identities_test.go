@@ -523,7 +523,6 @@ func TestShedding(t *testing.T) {
 			_, err = s.Recv()
 			return err
 		},
-		"report": func() error { _, err := e.client.ReportStats(ctx(t), &donav1.StatsBatch{}); return err },
 		"audit": func() error {
 			sequence++
 			_, err := e.client.ReportStats(ctx(t), &donav1.StatsBatch{ReporterId: "r", Sequence: sequence, Audits: []*donav1.AuditEvent{item()}})
@@ -544,8 +543,9 @@ func TestShedding(t *testing.T) {
 	for _, tc := range []struct {
 		percent uint64
 		refused string
+		reports int // of ten that are refused
 	}{
-		{79, ""}, {80, "watch"}, {89, "watch"}, {90, "report watch"}, {94, "report watch"}, {95, "admin audit report watch"}, {120, "admin audit report watch"}, {0, ""},
+		{79, "", 0}, {80, "watch", 5}, {89, "watch", 5}, {90, "watch", 10}, {94, "watch", 10}, {95, "admin audit watch", 10}, {120, "admin audit watch", 10}, {0, "", 0},
 	} {
 		percent.Store(tc.percent)
 		time.Sleep(150 * time.Millisecond) // longer than a look is good for
@@ -562,6 +562,15 @@ func TestShedding(t *testing.T) {
 		slices.Sort(refused)
 		if got := strings.Join(refused, " "); got != tc.refused {
 			t.Errorf("at %d %% refused are %q, want %q", tc.percent, got, tc.refused)
+		}
+		reports := 0
+		for range 10 {
+			if _, err := e.client.ReportStats(ctx(t), &donav1.StatsBatch{}); err != nil {
+				reports++
+			}
+		}
+		if reports != tc.reports {
+			t.Errorf("at %d %% refused are %d of 10 reports, want %d", tc.percent, reports, tc.reports)
 		}
 	}
 	if e.counted("dona_rpc_shed_total") == 0 {

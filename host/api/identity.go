@@ -52,9 +52,10 @@ func (s *HostAdmin) RolloverCA(ctx context.Context, req *donav1.RolloverCAReques
 		donav1.RolloverCARequest_STEP_PREPARE:  (*identity.Issuer).Prepare,
 		donav1.RolloverCARequest_STEP_ACTIVATE: (*identity.Issuer).Activate,
 		donav1.RolloverCARequest_STEP_RETIRE:   (*identity.Issuer).Retire,
+		donav1.RolloverCARequest_STEP_DROP:     (*identity.Issuer).Drop,
 	}[req.Step]
 	if !known {
-		return nil, refusal.Field("step", "is %d: allowed are STEP_PREPARE, STEP_ACTIVATE and STEP_RETIRE", int32(req.Step))
+		return nil, refusal.Field("step", "is %d: allowed are STEP_PREPARE, STEP_ACTIVATE, STEP_RETIRE and STEP_DROP", int32(req.Step))
 	}
 	issuer, err := s.issuer()
 	if err != nil {

@@ -181,11 +181,11 @@ func TestTokenCalls(t *testing.T) {
 	_, err = e.admin.RevokeToken(ctx(t), &donav1.RevokeTokenRequest{TokenId: token.TokenId})
 	fatal(t, err)
 
-	for _, step := range []donav1.RolloverCARequest_Step{0, 4, -1} {
+	for _, step := range []donav1.RolloverCARequest_Step{0, 5, -1} {
 		_, err := e.admin.RolloverCA(ctx(t), &donav1.RolloverCARequest{Step: step})
 		refused(t, "no step", err, codes.InvalidArgument, "step")
 	}
-	for _, step := range []donav1.RolloverCARequest_Step{donav1.RolloverCARequest_STEP_ACTIVATE, donav1.RolloverCARequest_STEP_RETIRE} {
+	for _, step := range []donav1.RolloverCARequest_Step{donav1.RolloverCARequest_STEP_ACTIVATE, donav1.RolloverCARequest_STEP_RETIRE, donav1.RolloverCARequest_STEP_DROP} {
 		_, err := e.admin.RolloverCA(ctx(t), &donav1.RolloverCARequest{Step: step})
 		refused(t, "too early", err, codes.FailedPrecondition, "")
 	}

@@ -40,9 +40,10 @@ type Rule struct {
 type Class int
 
 const (
-	Ordinary Class = iota // a stream until 80 % of the memory limit, a call until 90 %
-	Control               // until 95 %: what operators do, and what has to be on record
-	Vital                 // always: heartbeats, liveness
+	Outcomes Class = iota - 1 // until 90 % of the memory limit, but each second one only from 80 % on
+	Ordinary                  // a stream until 80 %, a call until 90 %
+	Control                   // until 95 %: what operators do, and what has to be on record
+	Vital                     // always: heartbeats, liveness
 )
 
 // unaryCap bounds a unary call whose rule says nothing else.
@@ -98,7 +99,7 @@ func whole() Rule {
 var Policy = map[string]Rule{
 	donav1.ControlPlane_RegisterEndpoint_FullMethodName: {Roles: workloads, Object: "service", MaxBytes: smallMessage, Rate: 500, Burst: 2000, Class: Vital},
 	donav1.ControlPlane_WatchConfig_FullMethodName:      {Roles: []Role{Workload, Admin}, Object: "caller_service", MaxBytes: smallMessage, Rate: 2000, Burst: 10_000},
-	donav1.ControlPlane_ReportStats_FullMethodName:      {Roles: workloads, Object: "calls[].caller_service", MaxBytes: statsMessage, Rate: 2000, Burst: 4000},
+	donav1.ControlPlane_ReportStats_FullMethodName:      {Roles: workloads, Object: "calls[].caller_service", MaxBytes: statsMessage, Rate: 2000, Burst: 4000, Class: Outcomes},
 
 	donav1.ControlPlane_SetFlag_FullMethodName:          admin(),
 	donav1.ControlPlane_StartRollout_FullMethodName:     admin(),
@@ -132,7 +133,9 @@ var Policy = map[string]Rule{
 	donav1.HostAdmin_RevokeToken_FullMethodName:    admin(),
 	donav1.HostAdmin_RolloverCA_FullMethodName:     admin(),
 
-	donav1.Identity_IssueSvid_FullMethodName: {Roles: []Role{Workload, Worker, Checker, Admin, Host}, Object: "service or path", MaxBytes: bootstrapMessage, Rate: 1, Burst: 60, Class: Control},
+	// All instances of a service are one identity: 10,000 of them renew SVIDs of an hour
+	// 5.6 times a second, and some of them start at once.
+	donav1.Identity_IssueSvid_FullMethodName: {Roles: []Role{Workload, Worker, Checker, Admin, Host}, Object: "service or path", MaxBytes: bootstrapMessage, Rate: 10, Burst: 600, Class: Control},
 
 	grpc_health_v1.Health_Check_FullMethodName: liveness(),
 	grpc_health_v1.Health_Watch_FullMethodName: liveness(),

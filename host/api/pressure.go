@@ -2,6 +2,7 @@ package api
 
 import (
 	"sync"
+	"sync/atomic"
 	"time"
 
 	donav1 "github.com/dodona-project/dodona/proto/dona/v1"
@@ -13,7 +14,7 @@ import (
 
 // Percent of the memory limit from which calls are refused, most needed last.
 const (
-	shedStreams  = 80 // no new streams but those of operators and heartbeats
+	shedStreams  = 80 // no new streams but those of operators and heartbeats, and each second report of outcomes
 	shedCalls    = 90 // nothing but operators, audit and heartbeats
 	shedControl  = 95 // nothing but heartbeats and liveness
 	pressureLook = 100 * time.Millisecond
@@ -27,6 +28,7 @@ type pressure struct {
 	mu      sync.Mutex
 	looked  time.Time
 	percent uint64
+	halved  atomic.Uint64 // reports of outcomes that were looked at while half of them is served
 }
 
 func (p *pressure) serves(c Class, stream bool, now time.Time) bool {
@@ -36,6 +38,8 @@ func (p *pressure) serves(c Class, stream bool, now time.Time) bool {
 	switch percent := p.now(now); {
 	case percent < shedStreams:
 		return true
+	case percent < shedCalls && c == Outcomes:
+		return p.halved.Add(1)%2 == 0 // who is refused keeps what it has counted, and reports it later, with more
 	case percent < shedCalls:
 		return c == Control || !stream
 	case percent < shedControl:

@@ -6,7 +6,9 @@ import (
 	"encoding/pem"
 	"io"
 	"net"
+	"os"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -21,6 +23,7 @@ import (
 
 	"github.com/dodona-project/dodona/host/api"
 	"github.com/dodona-project/dodona/host/identity"
+	"github.com/dodona-project/dodona/host/limits"
 	"github.com/dodona-project/dodona/sdk/dona"
 	sdkidentity "github.com/dodona-project/dodona/sdk/dona/identity"
 )
@@ -204,8 +207,15 @@ func (h *hostSource) GetX509SVID() (*x509svid.SVID, error) {
 	if h.svid != nil && time.Until(h.svid.Certificates[0].NotAfter) > rotationTTL*2/3 {
 		return h.svid, nil
 	}
-	key, csr := newCSRKey(h.t)
-	s, err := h.issuer.Renew(context.Background(), identity.ID{TrustDomain: domain, Kind: identity.Host, Name: "h1"}, identity.Request{CSR: csr})
+	var err error
+	h.svid, err = issuedBy(h.t, h.issuer, identity.ID{TrustDomain: domain, Kind: identity.Host, Name: "h1"})
+	return h.svid, err
+}
+
+// issuedBy is another SVID of an identity.
+func issuedBy(t *testing.T, issuer *identity.Issuer, id identity.ID) (*x509svid.SVID, error) {
+	key, csr := newCSRKey(t)
+	s, err := issuer.Renew(context.Background(), id, identity.Request{CSR: csr})
 	if err != nil {
 		return nil, err
 	}
@@ -213,10 +223,147 @@ func (h *hostSource) GetX509SVID() (*x509svid.SVID, error) {
 	if err != nil {
 		return nil, err
 	}
-	h.svid, err = x509svid.Parse(s.Cert, pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: der}))
-	return h.svid, err
+	return x509svid.Parse(s.Cert, pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: der}))
 }
 
 func (h *hostSource) GetX509BundleForTrustDomain(td spiffeid.TrustDomain) (*x509bundle.Bundle, error) {
 	return x509bundle.FromX509Authorities(td, h.issuer.Bundle()), nil
+}
+
+// anew is an identity with another SVID at each handshake.
+type anew struct {
+	t      *testing.T
+	issuer *identity.Issuer
+	id     identity.ID
+}
+
+func (a anew) GetX509SVID() (*x509svid.SVID, error) { return issuedBy(a.t, a.issuer, a.id) }
+
+func (a anew) GetX509BundleForTrustDomain(td spiffeid.TrustDomain) (*x509bundle.Bundle, error) {
+	return x509bundle.FromX509Authorities(td, a.issuer.Bundle()), nil
+}
+
+// TestStreamsOutliveRotations: a hundred rotations of the host's and of clients' SVIDs,
+// with a change of the authority among them, end no stream that was there before, and
+// leave no descriptor open. Calls and changes go on all the while.
+func TestStreamsOutliveRotations(t *testing.T) {
+	e := newEdge(t, withIssuer(identity.Options{TTL: time.Hour, MinTTL: time.Second}), serving(func(o *api.Options) {
+		o.Dev, o.TrustDomain = false, spiffeid.RequireTrustDomainFromString(domain)
+		o.Identity = anew{t, o.HostAdmin.Identities, identity.ID{TrustDomain: domain, Kind: identity.Host, Name: "h1"}}
+	}, grpc.WithTransportCredentials(insecure.NewCredentials())))
+	ann := identity.ID{TrustDomain: domain, Kind: identity.Admin, Name: "ann"}
+	web := identity.ID{TrustDomain: domain, Kind: identity.Service, Name: "web"}
+	life, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
+	defer cancel()
+
+	var failed atomic.Pointer[error]
+	fail := func(err error) {
+		if life.Err() == nil {
+			failed.CompareAndSwap(nil, &err)
+		}
+	}
+	const streams = 8
+	var versions [streams]atomic.Uint64
+	var readers sync.WaitGroup
+	var beats []donav1.ControlPlane_RegisterEndpointClient
+	for n := range streams {
+		conn := e.as(mtls(anew{t, e.issuer, web}))
+		client := donav1.NewControlPlaneClient(conn)
+		id := string(rune('a' + n))
+		reg, err := client.RegisterEndpoint(life)
+		fatal(t, err)
+		fatal(t, reg.Send(endpoint(func(b *donav1.EndpointHeartbeat) { b.EndpointId = id })))
+		_, err = reg.Header()
+		fatal(t, err)
+		beats = append(beats, reg)
+		watch, err := client.WatchConfig(life, &donav1.WatchConfigRequest{Service: "web", CallerService: "web", ClientId: id})
+		fatal(t, err)
+		readers.Go(func() {
+			for {
+				s, err := watch.Recv()
+				if err != nil {
+					fail(err)
+					return
+				}
+				versions[n].Store(s.Version)
+			}
+		})
+	}
+	control := donav1.NewControlPlaneClient(e.as(mtls(anew{t, e.issuer, ann})))
+	open := func() int {
+		entries, err := os.ReadDir("/proc/self/fd")
+		if err != nil {
+			t.Skipf("descriptors cannot be counted: %v", err)
+		}
+		return len(entries)
+	}
+	eventually(t, "the first snapshots", func() bool {
+		for n := range versions {
+			if versions[n].Load() == 0 {
+				return false
+			}
+		}
+		return true
+	})
+	before := open()
+	for n := range 100 {
+		switch n {
+		case 30:
+			_, err := e.issuer.Prepare(life, ann.String())
+			fatal(t, err)
+		case 60:
+			_, err := e.issuer.Activate(life, ann.String())
+			fatal(t, err)
+		}
+		conn, err := grpc.NewClient(e.address, grpc.WithTransportCredentials(mtls(anew{t, e.issuer, ann}))) // both sides with SVIDs that nobody has seen
+		fatal(t, err)
+		_, err = donav1.NewControlPlaneClient(conn).GetStatus(life, &donav1.GetStatusRequest{Service: "web"})
+		fatal(t, err)
+		fatal(t, conn.Close())
+		for i, reg := range beats {
+			if n%30 != 0 { // no more than a client may beat
+				break
+			}
+			fatal(t, reg.Send(endpoint(func(b *donav1.EndpointHeartbeat) { b.EndpointId, b.Sequence = string(rune('a'+i)), uint64(n+1) })))
+		}
+		if err := failed.Load(); err != nil {
+			t.Fatalf("rotation %d: a stream ended: %v", n, *err)
+		}
+	}
+	_, err := control.SetFlag(life, flagRule(func(*donav1.FlagRule) {}))
+	fatal(t, err)
+	s, err := control.GetStatus(life, &donav1.GetStatusRequest{Service: "web"})
+	fatal(t, err)
+	now := s.Config.Version
+	eventually(t, "every stream to have the change", func() bool {
+		for n := range versions {
+			if versions[n].Load() < now {
+				return false
+			}
+		}
+		return true
+	})
+	if a, err := e.issuer.Status(life); err != nil || a.Old == "" {
+		t.Errorf("the authority was not changed: %+v, %v", a, err)
+	}
+	eventually(t, "descriptors to be closed", func() bool { return open() <= before+2 })
+	for n, reg := range beats {
+		if ack, err := reg.CloseAndRecv(); err != nil || ack.Heartbeats == 0 {
+			t.Errorf("registration %d ended with %v, %v", n, ack, err)
+		}
+	}
+	if err := failed.Load(); err != nil {
+		t.Errorf("a stream ended: %v", *err)
+	}
+	cancel()
+	readers.Wait()
+}
+
+// TestFleetRenews: a service of ten thousand instances, all of one identity, renews its
+// SVIDs of an hour within the rate that one identity has.
+func TestFleetRenews(t *testing.T) {
+	const instances, ttl = limits.EndpointsPerService, time.Hour
+	if rule := api.Policy[donav1.Identity_IssueSvid_FullMethodName]; rule.Rate < instances/(ttl/2).Seconds() {
+		t.Errorf("%g a second, and %d instances renew %g times a second", rule.Rate, instances, instances/(ttl/2).Seconds())
+	}
 }

@@ -62,10 +62,14 @@ func (i *Issuer) found(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if version == 0 {
-		if have, version, err = i.begin(ctx, mine); err != nil {
-			return err
-		}
+	switch {
+	case version == 0:
+		have, version, err = i.begin(ctx, mine)
+	case i.o.ReplacedBy != "":
+		have, version, err = i.replace(ctx, have, mine)
+	}
+	if err != nil {
+		return err
 	}
 	v, err := i.viewOf(have, version, mine)
 	if err != nil {
@@ -88,7 +92,7 @@ func (i *Issuer) judge(have *statev1.Authorities, v *view) error {
 		return fmt.Errorf("%w: identity.ca_cert has the authority %s, and the hosts of this store have %s: give all of them the same", store.ErrRefused, g.KeyID, v.activeID)
 	}
 	if v.signer == nil {
-		return fmt.Errorf("%w: the authority of this store's hosts is %s, and its key is not here: copy %s from the data directory of a host that has it, or name its files with identity.ca_cert and identity.ca_key",
+		return fmt.Errorf("%w: the authority of this store's hosts is %s, and its key is not here: copy %s from the data directory of a host that has it, or name its files with identity.ca_cert and identity.ca_key; when it is lost, dona-host operator --new-authority makes another one",
 			store.ErrRefused, v.activeID, i.keys.file(v.activeID))
 	}
 	return nil
@@ -124,6 +128,50 @@ func (i *Issuer) begin(ctx context.Context, mine map[string]*CA) (*statev1.Autho
 		}})
 	})
 	if err != nil {
+		return nil, 0, err
+	}
+	return i.read(ctx)
+}
+
+// replace puts another authority into the place of the active one, without its key: the
+// one that the configuration names, or a new one. The one before stays in bundles as the
+// old one. One that was old or prepared before is dropped.
+func (i *Issuer) replace(ctx context.Context, have *statev1.Authorities, mine map[string]*CA) (*statev1.Authorities, uint64, error) {
+	ca := i.o.Given
+	switch {
+	case ca != nil && slices.ContainsFunc(have.GetAll(), func(a *statev1.Authority) bool { return a.GetKeyId() == ca.KeyID }):
+		return nil, 0, fmt.Errorf("%w: identity.ca_cert has the authority %s, which the hosts of this store have already: name another, or none to have a new one made", store.ErrRefused, ca.KeyID)
+	case ca == nil:
+		var err error
+		if ca, err = NewCA(i.o.TrustDomain, i.o.Wall()); err != nil {
+			return nil, 0, err
+		}
+		if err := i.keys.save(ca); err != nil {
+			return nil, 0, err
+		}
+	}
+	mine[ca.KeyID] = ca
+	err := i.o.Store.Update(ctx, store.Hard, func(tx store.Tx) error {
+		have := new(statev1.Authorities)
+		if _, err := store.Load(tx, authoritiesKey, have); err != nil {
+			return err
+		}
+		now := tx.Now().UnixMilli()
+		next := &statev1.Authorities{All: []*statev1.Authority{{KeyId: ca.KeyID, Certificate: ca.Certificate.Raw, State: active, SinceMs: now}}}
+		for _, a := range have.GetAll() {
+			if a.GetState() == active {
+				a.State, a.SinceMs = old, now
+				next.All = append(next.All, a)
+			} else if err := tx.Delete(lastLeafKey(a.GetKeyId())); err != nil {
+				return err
+			}
+		}
+		return i.save(tx, i.o.ReplacedBy, "replace", ca.KeyID, next)
+	})
+	if err != nil {
+		if i.o.Given == nil && !errors.Is(err, store.ErrUnknown) {
+			_ = i.keys.remove(ca.KeyID) // nothing knows it
+		}
 		return nil, 0, err
 	}
 	return i.read(ctx)
@@ -183,8 +231,8 @@ func (i *Issuer) lookForKeys() {
 	i.now.Store(&v)
 }
 
-// refresh takes over what the store says now. An authority that was retired has its
-// file removed.
+// refresh takes over what the store says now. An authority that was retired or dropped
+// has its file removed.
 func (i *Issuer) refresh(ctx context.Context) error {
 	i.refreshing.Lock()
 	defer i.refreshing.Unlock()
@@ -205,7 +253,7 @@ func (i *Issuer) refresh(ctx context.Context) error {
 		}
 		delete(mine, id)
 		if err := i.keys.remove(id); err != nil {
-			i.o.Logger.Warn("cannot remove the file of a retired authority; remove it", "file", i.keys.file(id), "error", err)
+			i.o.Logger.Warn("cannot remove the file of an authority that is no more; remove it", "file", i.keys.file(id), "error", err)
 		}
 	}
 	if v.signer == nil {
@@ -302,7 +350,7 @@ func (i *Issuer) Prepare(ctx context.Context, actor string) (Authorities, error)
 }
 
 func alreadyPrepared(keyID string) error {
-	return refusal.New(refusal.Precondition, "the authority %s is prepared: activate it", keyID)
+	return refusal.New(refusal.Precondition, "the authority %s is prepared: activate it, or drop it", keyID)
 }
 
 // Activate has the prepared authority sign from now on. What the one before has signed
@@ -317,7 +365,7 @@ func (i *Issuer) Activate(ctx context.Context, actor string) (Authorities, error
 			return refusal.New(refusal.Precondition, "the authority %s is still there as the old one: retire it first", o.GetKeyId())
 		}
 		if i.now.Load().mine[next.GetKeyId()] == nil {
-			return refusal.New(refusal.Precondition, "this host has not the key of the authority %s: activate it at the host where it was prepared, or copy its file from there", next.GetKeyId())
+			return refusal.New(refusal.Precondition, "this host has not the key of the authority %s: activate it at the host where it was prepared, or copy its file from there; when it is lost, drop this one and prepare another", next.GetKeyId())
 		}
 		if i.o.Lacks != nil {
 			hosts, err := i.o.Lacks(tx, next.GetKeyId())
@@ -333,6 +381,19 @@ func (i *Issuer) Activate(ctx context.Context, actor string) (Authorities, error
 		next.State, next.SinceMs = active, now
 		was.State, was.SinceMs = old, now
 		return i.save(tx, actor, "activate", next.GetKeyId(), have)
+	})
+}
+
+// Drop takes the prepared authority out of bundles again. It has signed nothing, so
+// nobody misses it.
+func (i *Issuer) Drop(ctx context.Context, actor string) (Authorities, error) {
+	return i.change(ctx, func(tx store.Tx, have *statev1.Authorities) error {
+		gone := in(have, prepared)
+		if gone == nil {
+			return refusal.New(refusal.Precondition, "no authority is prepared: nothing to drop")
+		}
+		have.All = slices.DeleteFunc(have.All, func(a *statev1.Authority) bool { return a == gone })
+		return i.save(tx, actor, "drop", gone.GetKeyId(), have)
 	})
 }
 

@@ -122,6 +122,9 @@ func TestOtherAuthority(t *testing.T) {
 
 	moved.Dev = true
 	i := open(t, moved)
+	if a := i.Alarms(); len(a) != 1 || !strings.Contains(a[0], "the key of the authority") {
+		t.Errorf("the alarms are %q", a)
+	}
 	_, err = i.Renew(t.Context(), alice, identity.Request{CSR: plain(t)})
 	wantRefusal(t, err, refusal.Unavailable)
 
@@ -229,7 +232,13 @@ func TestMinTTL(t *testing.T) {
 	o.Wall = func() time.Time { return wall }
 	i := open(t, o)
 	end := i.Bundle()[0].NotAfter
+	if a := i.Alarms(); len(a) != 0 {
+		t.Errorf("ten years before its end the alarms are %q", a)
+	}
 	wall = end.Add(-identity.Margin - o.MinTTL)
+	if a := i.Alarms(); len(a) != 1 || !strings.Contains(a[0], "ends at "+end.UTC().Format(time.RFC3339)) {
+		t.Errorf("the alarms are %q", a)
+	}
 	if s := renew(t, i); !s.Expires.Equal(end.Add(-identity.Margin)) {
 		t.Errorf("it ends %s, the authority %s", s.Expires, end)
 	}
@@ -343,6 +352,100 @@ func TestRollover(t *testing.T) {
 	issued(t, renew(t, b))
 	issued(t, renew(t, open(t, one))) // and after a restart
 	if lines := entries(t, st, "ca.rollover"); len(lines) != 4 || !strings.Contains(lines[2], `"step":"activate"`) || !strings.Contains(lines[2], "admin/alice") {
+		t.Errorf("entries: %s", strings.Join(lines, "\n"))
+	}
+}
+
+// TestDrop: a prepared authority, whose key may be lost, can be taken back.
+func TestDrop(t *testing.T) {
+	st := memory(t)
+	o := options(t, st)
+	i := open(t, o)
+	_, err := i.Drop(t.Context(), "local:dev")
+	wantRefusal(t, err, refusal.Precondition)
+	for _, lost := range []bool{false, true} {
+		state, err := i.Prepare(t.Context(), "local:dev")
+		fatal(t, err)
+		file := filepath.Join(o.DataDir, "ca", strings.TrimPrefix(state.Prepared, "sha256:")+".pem")
+		if lost {
+			fatal(t, os.Remove(file))
+			i = open(t, o) // it knows the key no more
+			_, err = i.Activate(t.Context(), "local:dev")
+			if e := wantRefusal(t, err, refusal.Precondition); !strings.Contains(e.Text, "drop") {
+				t.Errorf("what helps is not told: %v", e)
+			}
+		}
+		state, err = i.Drop(t.Context(), "spiffe://example.org/admin/alice")
+		fatal(t, err)
+		if state.Prepared != "" || len(i.Bundle()) != 1 {
+			t.Errorf("dropped: %+v, %d in the bundle", state, len(i.Bundle()))
+		}
+		if _, err := os.Stat(file); !os.IsNotExist(err) {
+			t.Errorf("the key of a dropped authority is still there: %v", err)
+		}
+		issued(t, renew(t, i))
+	}
+	_, err = i.Prepare(t.Context(), "local:dev")
+	fatal(t, err)
+	_, err = i.Activate(t.Context(), "local:dev")
+	fatal(t, err)
+	_, err = i.Drop(t.Context(), "local:dev") // neither the active one nor the old one
+	wantRefusal(t, err, refusal.Precondition)
+	if lines := entries(t, st, "ca.rollover"); len(lines) != 7 || !strings.Contains(lines[2], `"step":"drop"`) || !strings.Contains(lines[2], "admin/alice") {
+		t.Errorf("entries: %s", strings.Join(lines, "\n"))
+	}
+}
+
+// TestReplace: whose key is lost, or which has ended, an authority gives way to another.
+func TestReplace(t *testing.T) {
+	st := memory(t)
+	o := options(t, st)
+	i := open(t, o)
+	before := renew(t, i)
+	prepared, err := i.Prepare(t.Context(), "local:dev")
+	fatal(t, err)
+	for _, file := range caFiles(t, o.DataDir) {
+		fatal(t, os.Remove(file))
+	}
+	_, err = identity.Open(t.Context(), o)
+	if !errors.Is(err, store.ErrRefused) || !strings.Contains(err.Error(), "--new-authority") {
+		t.Fatalf("without its key: %v", err)
+	}
+
+	o.ReplacedBy = "local:init"
+	i = open(t, o)
+	state, err := i.Status(t.Context())
+	fatal(t, err)
+	if state.Active == prepared.Active || state.Prepared != "" || state.Old != prepared.Active || !state.OldUntil.After(time.Now()) {
+		t.Errorf("before %+v, after %+v", prepared, state)
+	}
+	if err := verifies(t, before, i.Bundle()); err != nil {
+		t.Errorf("an SVID of the one before: %v", err)
+	}
+	o.ReplacedBy = ""
+	i = open(t, o) // the key is where the next start looks
+	issued(t, renew(t, i))
+	_, err = i.Retire(t.Context(), "local:dev")
+	wantRefusal(t, err, refusal.Precondition)
+
+	// Ten years on: nothing can be signed, and so nothing be asked of the host.
+	o.Wall = func() time.Time { return i.Bundle()[0].NotAfter.Add(time.Hour) }
+	ended := open(t, o)
+	_, err = ended.Renew(t.Context(), alice, identity.Request{CSR: plain(t)})
+	wantRefusal(t, err, refusal.Precondition)
+	o.ReplacedBy = "local:init"
+	renew(t, open(t, o))
+
+	// One that is given has to be another.
+	state, err = i.Status(t.Context())
+	fatal(t, err)
+	name := filepath.Join(o.DataDir, "ca", strings.TrimPrefix(state.Active, "sha256:")+".pem")
+	o.Given, err = identity.LoadCA(domain, name, name)
+	fatal(t, err)
+	if _, err := identity.Open(t.Context(), o); !errors.Is(err, store.ErrRefused) || !strings.Contains(err.Error(), "identity.ca_cert") {
+		t.Errorf("the active one is given again: %v", err)
+	}
+	if lines := entries(t, st, "ca.rollover"); len(lines) != 4 || !strings.Contains(lines[3], `"step":"replace"`) || !strings.Contains(lines[3], "local:init") {
 		t.Errorf("entries: %s", strings.Join(lines, "\n"))
 	}
 }

@@ -205,7 +205,7 @@ func (ca *CA) Sign(id ID, key crypto.PublicKey, now time.Time, ttl, least time.D
 		end = last
 	}
 	if end.Sub(now) < least {
-		return nil, refusal.New(refusal.Precondition, "the authority ends at %s, and less than %s would be left of an SVID: put another in its place, with \"dona svid ca prepare\" and \"activate\"",
+		return nil, refusal.New(refusal.Precondition, "the authority ends at %s, and less than %s would be left of an SVID: put another in its place, with \"dona svid ca prepare\" and \"activate\", or while the host does not run with dona-host operator --new-authority",
 			ca.Certificate.NotAfter.UTC().Format(time.RFC3339), least)
 	}
 	serial, err := newSerial()

@@ -39,6 +39,7 @@ type Options struct {
 	TTL         time.Duration // of an SVID
 	MinTTL      time.Duration // an SVID that would have less left is refused
 	HostKeys    bool          // makes keys for workloads that send no request for a certificate
+	ReplacedBy  string        // actor on whose behalf another authority takes the active one's place now; empty: none does
 	Dev         bool          // a host with another authority than its store's serves on, without issuing
 	Logger      hclog.Logger
 	Wall        func() time.Time // what certificates are judged by; nil = time.Now
@@ -86,6 +87,22 @@ func (i *Issuer) TrustDomain() string { return i.o.TrustDomain }
 // Bundle is what SVIDs of the trust domain are verified with now. Not to be changed.
 func (i *Issuer) Bundle() []*x509.Certificate { return i.now.Load().bundle }
 
+// soonEnds is how long before an authority's end its operator is told.
+const soonEnds = 30 * 24 * time.Hour
+
+// Alarms are what an operator has to do for identities to be issued here, now and in a
+// month.
+func (i *Issuer) Alarms() []string {
+	v := i.now.Load()
+	if v.signer == nil {
+		return []string{fmt.Sprintf("no identities are issued here: the key of the authority %s is not in %s; copy it from a host that has it", v.activeID, i.keys.path)}
+	}
+	if end := v.signer.Certificate.NotAfter; i.o.Wall().After(end.Add(-soonEnds)) {
+		return []string{fmt.Sprintf("the authority %s ends at %s, and all SVIDs before it: put another in its place, with dona svid ca", v.activeID, end.UTC().Format(time.RFC3339))}
+	}
+	return nil
+}
+
 // A Request asks for an SVID.
 type Request struct {
 	Service string // its identity; or Path; neither: the one that the token, or the caller, has
@@ -124,7 +141,7 @@ func (i *Issuer) WithToken(ctx context.Context, token string, req Request) (*SVI
 	}); err != nil {
 		return nil, err
 	}
-	return i.issue(ctx, "token", id, csr, key, func(tx store.Tx) (which string, err error) {
+	return i.issue(ctx, store.Hard, "token", id, csr, key, func(tx store.Tx) (which string, err error) {
 		t, _, err := i.granted(tx, token, id.String()) // again: another may have had it
 		if err != nil {
 			return "", err
@@ -149,8 +166,25 @@ func (i *Issuer) Renew(ctx context.Context, caller ID, req Request) (*SVID, erro
 	if err != nil {
 		return nil, err
 	}
-	return i.issue(ctx, "renewal", caller, csr, key, func(store.Tx) (string, error) { return "", nil })
+	return i.issue(ctx, store.Hard, "renewal", caller, csr, key, nothingSpent)
 }
+
+// Own issues this host's own next SVID, for a request in PEM. d is how its audit entry is
+// written. Soft is for a store that takes no hard writes while a replica is down: hosts
+// live on through that, and the entry is durable with the next hard write. Refusals: as
+// WithToken.
+func (i *Issuer) Own(ctx context.Context, csr []byte, d store.Durability) (*SVID, error) {
+	c, err := ParseCSR(csr)
+	if err := refusal.Check("csr_pem", err); err != nil {
+		return nil, err
+	}
+	return i.issue(ctx, d, "renewal", i.OwnID(), c, nil, nothingSpent)
+}
+
+// OwnID is the identity of this host.
+func (i *Issuer) OwnID() ID { return ID{TrustDomain: i.o.TrustDomain, Kind: Host, Name: i.o.HostID} }
+
+func nothingSpent(store.Tx) (string, error) { return "", nil }
 
 // named is the identity that a request names.
 func (i *Issuer) named(service, path string) (ID, error) {
@@ -203,9 +237,9 @@ func (i *Issuer) key(csr []byte) (*CSR, []byte, error) {
 // active one any more.
 var errOvertaken = errors.New("identity: another authority is active")
 
-// issue signs, and hands out what it has signed only once its audit entry is durable.
-// allow says, in its transaction, whether it may be, and which of what it is issued for.
-func (i *Issuer) issue(ctx context.Context, via string, id ID, csr *CSR, key []byte, allow func(tx store.Tx) (which string, err error)) (*SVID, error) {
+// issue signs, and hands out what it has signed only once its audit entry is written as d
+// says. allow says, in its transaction, whether it may be, and which of what it is issued for.
+func (i *Issuer) issue(ctx context.Context, d store.Durability, via string, id ID, csr *CSR, key []byte, allow func(tx store.Tx) (which string, err error)) (*SVID, error) {
 	for try := 0; ; try++ {
 		v := i.now.Load()
 		if v.signer == nil {
@@ -215,7 +249,7 @@ func (i *Issuer) issue(ctx context.Context, via string, id ID, csr *CSR, key []b
 		if err != nil {
 			return nil, err
 		}
-		err = i.o.Store.Update(ctx, store.Hard, func(tx store.Tx) error {
+		err = i.o.Store.Update(ctx, d, func(tx store.Tx) error {
 			if _, err := tx.GetMany(authoritiesKey, lastLeafKey(v.signer.KeyID)); err != nil { // in one round trip
 				return err
 			}

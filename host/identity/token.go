@@ -83,7 +83,7 @@ func (i *Issuer) CreateToken(ctx context.Context, actor string, req TokenRequest
 		if len(there) >= limits.Tokens {
 			return refusal.New(refusal.Exhausted, "there are %d tokens: allowed are at most %d; revoke those that are not needed", len(there), limits.Tokens)
 		}
-		token.Expires = now.Add(ttl)
+		token.Expires = now.Add(ttl).Truncate(time.Millisecond) // as it is kept, and not a moment later
 		if err := store.Save(tx, tokenKey(token.ID), &statev1.Token{
 			Id: token.ID, SpiffeId: id.String(), Hash: hash[:], CreatedMs: now.UnixMilli(), ExpiresMs: token.Expires.UnixMilli(), Uses: uses,
 		}); err != nil {

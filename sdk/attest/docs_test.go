@@ -3,6 +3,7 @@ package attest
 import (
 	"bytes"
 	"crypto/ed25519"
+	"encoding/hex"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -51,9 +52,10 @@ func TestDocumentedCheck(t *testing.T) {
 		}
 	}
 	all, hashes := lines(service, 8)
+	since := func(r *Report) *Report { r.FromUnix = 1; return r } // asked for from a time on
 	for name, p := range map[string]Page{
 		"the published report": vector, "all": sign(report(all, hashes, 1, 8)),
-		"a page in the middle": sign(report(all, hashes, 3, 6)), "one entry": sign(report(all, hashes, 8, 8)),
+		"a page in the middle": sign(since(report(all, hashes, 3, 6))), "one entry": sign(since(report(all, hashes, 8, 8))),
 	} {
 		if out, err := run(p, public); err != nil {
 			t.Errorf("%s: %v\n%s", name, err, out)
@@ -80,6 +82,9 @@ func TestDocumentedCheck(t *testing.T) {
 		"deleted":           func(r *Report) { r.Entries = append(r.Entries[:3:3], r.Entries[4:]...) },
 		"the last dropped":  func(r *Report) { r.Entries = r.Entries[:7] },
 		"the first dropped": func(r *Report) { r.Entries = r.Entries[1:] },
+		"the first dropped, with all its numbers": func(r *Report) {
+			r.Entries, r.FirstSeq, r.FirstPrev = r.Entries[1:], 2, hex.EncodeToString(hashes[1][:])
+		},
 		"inserted":          func(r *Report) { r.Entries = append(r.Entries[:4:4], r.Entries[3:]...) },
 		"another chain's":   func(r *Report) { r.Entries[4] = other[4] },
 		"another beginning": func(r *Report) { r.TrustDomain = "other.org" },

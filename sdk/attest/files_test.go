@@ -5,9 +5,11 @@ import (
 	"crypto/ed25519"
 	"encoding/hex"
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 	"testing/fstest"
 )
@@ -48,8 +50,8 @@ func TestMemory(t *testing.T) {
 	if seen := open().Seen(domain, service); seen.Seq != 10 {
 		t.Errorf("the memory fell to %d", seen.Seq)
 	}
-	if left, err := os.ReadDir(filepath.Dir(path)); err != nil || len(left) != 1 {
-		t.Errorf("%v, %v", left, err)
+	if left, err := filepath.Glob(filepath.Join(filepath.Dir(path), ".*")); err != nil || len(left) != 0 {
+		t.Errorf("left behind is %v, %v", left, err)
 	}
 	good, err := os.ReadFile(path)
 	if err != nil {
@@ -163,5 +165,36 @@ func TestSegments(t *testing.T) {
 	}
 	if _, err := VerifySegments(good(), "other.org"); err == nil || !strings.Contains(err.Error(), "entry 1 does not continue") {
 		t.Errorf("another trust domain: %v", err)
+	}
+}
+
+// TestMemoryOfMany: who verifies at the same time takes nothing from what others have seen.
+func TestMemoryOfMany(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "seen.json")
+	var all sync.WaitGroup
+	for n := range 16 {
+		all.Go(func() {
+			for k := range 8 {
+				m, err := OpenMemory(path)
+				if err == nil {
+					err = m.Remember(&Result{TrustDomain: domain, Service: fmt.Sprintf("s%d-%d", n, k), Now: Seen{Head: Head{1, strings.Repeat("0", 64)}}}, public)
+				}
+				if err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	all.Wait()
+	m, err := OpenMemory(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for n := range 16 {
+		for k := range 8 {
+			if chain := fmt.Sprintf("s%d-%d", n, k); m.Seen(domain, chain) == nil {
+				t.Errorf("the head of %s is forgotten", chain)
+			}
+		}
 	}
 }

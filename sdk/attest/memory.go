@@ -24,8 +24,8 @@ type Seen struct {
 
 // A Memory is a file of what was seen before: of each chain the newest head, of
 // each trust domain the signer's key. The file has mode 0600 and is replaced as one
-// step. Not safe for concurrent use; two processes may use one file, and then the
-// newer head stays.
+// step. Not safe for concurrent use; several processes may use one file: each head that
+// is newer stays (but on Windows, where nothing keeps two from writing at once).
 type Memory struct {
 	path string
 	data memoryFile
@@ -124,6 +124,14 @@ func (m *Memory) Key(trustDomain string) ed25519.PublicKey {
 // Remember keeps the key that a result was verified with, and its head if it is
 // not before the one that is kept.
 func (m *Memory) Remember(r *Result, key ed25519.PublicKey) error {
+	if err := os.MkdirAll(filepath.Dir(m.path), 0o700); err != nil {
+		return err
+	}
+	unlock, err := lock(m.path + ".lock")
+	if err != nil {
+		return err
+	}
+	defer unlock()
 	newest, err := OpenMemory(m.path) // another process may have written
 	if err != nil {
 		return err
@@ -154,9 +162,6 @@ func (m *Memory) row(trustDomain, chain string) int {
 func (m *Memory) write() error {
 	text, err := json.MarshalIndent(m.data, "", "  ")
 	if err != nil {
-		return err
-	}
-	if err := os.MkdirAll(filepath.Dir(m.path), 0o700); err != nil {
 		return err
 	}
 	tmp, err := os.CreateTemp(filepath.Dir(m.path), "."+filepath.Base(m.path)+".*") // 0600

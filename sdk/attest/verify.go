@@ -27,8 +27,9 @@ type Options struct {
 	// Seen is what was verified of this chain before; nil = nothing is remembered.
 	// Which chain it is says the first page, see [Parse].
 	Seen *Seen
-	// AllowGap accepts a report that begins after what was seen, so that the entries
-	// between are not checked. Without it that is a fault.
+	// AllowGap accepts a report that begins after what was seen, or, when nothing was and
+	// it was not asked for from a time on, after the beginning of its chain: the entries
+	// before it are not checked. Without it that is a fault.
 	AllowGap bool
 }
 
@@ -286,7 +287,33 @@ func checkHead(r *Report) error {
 	return nil
 }
 
+// begins checks that nothing is left out before the first entry, when a report was asked
+// for from no time on and nothing is remembered that it could continue: whoever asked from
+// an entry on, which the report does not tell, accepts the gap.
+func (v *verifier) begins() error {
+	f := v.first
+	if f.FromUnix != 0 || v.o.Seen != nil || v.o.AllowGap {
+		return nil
+	}
+	begin := uint64(1)
+	if f.Older != nil {
+		begin = f.Older.LastSeq + 1
+	}
+	first := f.FirstSeq
+	if first == 0 && f.ToUnix == 0 { // it says that there is nothing up to its head
+		first = f.Head.Seq + 1
+	}
+	if first <= begin {
+		return nil
+	}
+	return &Fault{Chain: f.Service, Seq: begin,
+		Cause: fmt.Sprintf("is missing: asked was from the beginning, and there is no entry before %d; if it was fetched with --from-seq, accept that with --allow-gap", first)}
+}
+
 func (v *verifier) result(pages int) (*Result, error) {
+	if err := v.begins(); err != nil {
+		return nil, err
+	}
 	l := v.last
 	r := &Result{
 		TrustDomain: l.TrustDomain, Service: l.Service, Nonce: l.Nonce, IssuedMS: l.IssuedMS, KeyID: l.KeyID, Pages: pages,
@@ -317,7 +344,7 @@ func (v *verifier) result(pages int) (*Result, error) {
 	case r.FirstSeq > 1 && r.Older != nil:
 		open("what happened up to entry %d: it moved to segment files, %s on the host; check those with dona attest verify-segments and compare the last hash with %s", r.Older.LastSeq, r.Older.Segments, r.Older.LastHash)
 	case r.FirstSeq > 1:
-		open("what happened before entry %d: it was not asked for", r.FirstSeq)
+		open("what happened before entry %d: it was not asked for, or is not here", r.FirstSeq)
 	}
 	if r.LastSeq < l.Head.Seq {
 		open("what happened after entry %d, up to the head %d: it was not asked for", r.LastSeq, l.Head.Seq)

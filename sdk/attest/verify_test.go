@@ -177,6 +177,17 @@ func TestTampering(t *testing.T) {
 		{"next_seq before the end", func(r *Report) { r.NextSeq = 13 }, 0, "next_seq is 13"},
 		{"a hole before the next page", func(r *Report) { r.NextSeq, r.Head.Seq = 14, 20 }, 0, "next_seq is 14"},
 		{"another signer's name", func(r *Report) { r.KeyID = "sha256:00" }, 0, "the signer is said to be"},
+		{"the first dropped, with all its numbers", func(r *Report) {
+			r.Entries, r.FirstSeq, r.FirstPrev = r.Entries[1:], 2, hex.EncodeToString(hashes[1][:])
+		}, 1, "is missing: asked was from the beginning"},
+		{"all dropped", func(r *Report) {
+			r.Entries, r.FirstSeq, r.LastSeq, r.FirstPrev, r.LastHash, r.Gaps = nil, 0, 0, "", "", 0
+		}, 1, "is missing: asked was from the beginning"},
+		{"the first dropped after those that moved", func(r *Report) {
+			r.Entries, r.FirstSeq, r.FirstPrev = r.Entries[4:], 5, hex.EncodeToString(hashes[4][:])
+			r.Gaps -= 2
+			r.Older = &Older{LastSeq: 3, LastHash: hex.EncodeToString(hashes[3][:]), Segments: "segments/checkout"}
+		}, 4, "is missing: asked was from the beginning"},
 		{"an empty report that is none", func(r *Report) { r.Entries, r.Gaps = nil, 0 }, 0, "there is no entry"},
 	} {
 		r := report(all, hashes, 1, 12)
@@ -188,9 +199,14 @@ func TestTampering(t *testing.T) {
 			t.Errorf("%s: %v, want entry %d and %q", tc.name, err, tc.seq, tc.want)
 		}
 	}
-	// With the numbers of a report that begins later, the dropped first entry shows
-	// only to those who asked for all: the report says where it begins.
-	got := verify(t, Options{}, sign(report(all, hashes, 2, 12)))
+	// Whoever asked from an entry, or a time, on has a report that begins later, and says so.
+	got := verify(t, Options{AllowGap: true}, sign(report(all, hashes, 2, 12)))
+	if got.FirstSeq != 2 || !strings.Contains(strings.Join(got.NotProvable, "\n"), "before entry 2") {
+		t.Errorf("%+v", got)
+	}
+	later := report(all, hashes, 2, 12)
+	later.FromUnix = 1
+	got = verify(t, Options{}, sign(later))
 	if got.FirstSeq != 2 || !strings.Contains(strings.Join(got.NotProvable, "\n"), "before entry 2") {
 		t.Errorf("%+v", got)
 	}
@@ -294,7 +310,7 @@ func TestPages(t *testing.T) {
 			t.Errorf("%s: %v, want entry %d and %q", tc.name, err, tc.seq, tc.want)
 		}
 	}
-	empty := verify(t, Options{}, sign(page(0, 0)))
+	empty := verify(t, Options{}, sign(with(page(0, 0), func(r *Report) { r.FromUnix = 1 })))
 	if empty.Entries != 0 || !strings.Contains(strings.Join(empty.NotProvable, "\n"), "there is none in the range") {
 		t.Errorf("%+v", empty)
 	}

@@ -189,22 +189,16 @@ func calls(h *fakeHost) (n uint32) {
 	})
 }
 
-// closedPort is an address that refuses connections.
-func closedPort(t *testing.T) string {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	_ = l.Close()
-	return l.Addr().String()
-}
+// closedPort is an address that refuses connections: nobody is given its port, as the
+// next who asks for one would be given that of a listener just closed.
+const closedPort = "127.0.0.1:1"
 
 // TestIngressTriesAnother: a request that can be sent again reaches the endpoint
 // that lives, one whose body is gone is not sent twice.
 func TestIngressTriesAnother(t *testing.T) {
 	h := startHost(t)
 	good, _ := backend(t, "good", http.StatusOK)
-	h.publish(snapshotOf(1, instance("a", good, "eu"), instance("b", closedPort(t), "eu")))
+	h.publish(snapshotOf(1, instance("a", good, "eu"), instance("b", closedPort, "eu")))
 	h.route(&donav1.Ingress{Service: "checkout", Host: "a", PathPrefix: "/"})
 	i, _ := newIngress(t, h, dona.IngressConfig{})
 	for range 30 {
@@ -223,7 +217,7 @@ func TestIngressTriesAnother(t *testing.T) {
 	if bad == 0 {
 		t.Error("none of 100 requests with a body went to the endpoint that refuses: the test saw nothing")
 	}
-	h.publish(snapshotOf(2, instance("b", closedPort(t), "eu")))
+	h.publish(snapshotOf(2, instance("b", closedPort, "eu")))
 	until(t, "the good one is gone", func() bool { code, _ := get(i, http.MethodGet, "http://a/", ""); return code == 503 })
 }
 

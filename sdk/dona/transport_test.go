@@ -31,7 +31,7 @@ func TestTransport(t *testing.T) {
 	h := startHost(t)
 	h.publish(&donav1.ConfigSnapshot{Service: "checkout", Version: 1,
 		Endpoints: []*donav1.Endpoint{
-			{Id: "a", Address: closedPort(t), Variant: "v1", Region: "eu", LbWeight: 100},
+			{Id: "a", Address: closedPort, Variant: "v1", Region: "eu", LbWeight: 100},
 			{Id: "b", Address: httpServer(t, "b"), Variant: "v1", Region: "eu", LbWeight: 100},
 			{Id: "c", Address: httpServer(t, "c"), Variant: "v2", Region: "us", LbWeight: 100}},
 		Weights: []*donav1.VariantWeight{{Variant: "v2", Weight: 0}, {Variant: "v1", Weight: 100}},

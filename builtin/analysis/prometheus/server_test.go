@@ -86,24 +86,29 @@ scrape_configs:
 `, exporter.Listener.Addr().String()), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	address := freeAddress(t)
 	log, err := os.Create(filepath.Join(dir, "log"))
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer log.Close()
-	cmd := exec.Command(binary, "--config.file="+file, "--storage.tsdb.path="+filepath.Join(dir, "data"),
-		"--web.listen-address="+address, "--log.level=warn")
-	cmd.Stdout, cmd.Stderr = log, log
-	if err := cmd.Start(); err != nil {
-		t.Fatalf("start %s: %v", binary, err)
+	start := func() (base string, ended chan struct{}) {
+		address := freeAddress(t)
+		cmd := exec.Command(binary, "--config.file="+file, "--storage.tsdb.path="+filepath.Join(dir, "data"),
+			"--web.listen-address="+address, "--log.level=warn")
+		cmd.Stdout, cmd.Stderr = log, log
+		if err := cmd.Start(); err != nil {
+			t.Fatalf("start %s: %v", binary, err)
+		}
+		ended = make(chan struct{})
+		go func() { defer close(ended); cmd.Wait() }()
+		t.Cleanup(func() {
+			cmd.Process.Kill()
+			<-ended
+		})
+		return "http://" + address, ended
 	}
-	t.Cleanup(func() {
-		cmd.Process.Kill()
-		cmd.Wait()
-	})
 
-	base := "http://" + address
+	base, ended := start()
 	deadline := time.After(60 * time.Second)
 	again := time.NewTicker(100 * time.Millisecond)
 	defer again.Stop()
@@ -114,6 +119,8 @@ scrape_configs:
 		}
 		select {
 		case <-again.C:
+		case <-ended: // between finding a free port and taking it somebody else may
+			base, ended = start()
 		case <-deadline:
 			said, _ := os.ReadFile(log.Name())
 			t.Fatalf("%s did not scrape within 60 s: %s\n%s", binary, r.Detail, said)

@@ -17,6 +17,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/dodona-project/dodona/host/loopback"
 	"github.com/dodona-project/dodona/host/store"
 	"github.com/dodona-project/dodona/host/store/redis"
 	"github.com/dodona-project/dodona/host/store/redis/redistest"
@@ -124,10 +125,8 @@ func TestTLS(t *testing.T) {
 		cert, key := good.issue(t, dir, name, ends)
 		server := redistest.Start(t, append([]string{"tls-port", "0", "tls-cert-file", cert, "tls-key-file", key,
 			"tls-ca-cert-file", good.file, "tls-auth-clients", "no"}, redistest.Safe...)...)
-		l, err := net.Listen("tcp", "127.0.0.1:0")
+		addr, err := loopback.Free()
 		must(t, err)
-		addr := l.Addr().String()
-		must(t, l.Close())
 		_, port, _ := net.SplitHostPort(addr)
 		server.Do("CONFIG", "SET", "tls-port", port)
 		return addr

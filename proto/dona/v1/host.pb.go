@@ -28,6 +28,7 @@ const (
 	RolloverCARequest_STEP_PREPARE     RolloverCARequest_Step = 1
 	RolloverCARequest_STEP_ACTIVATE    RolloverCARequest_Step = 2
 	RolloverCARequest_STEP_RETIRE      RolloverCARequest_Step = 3
+	RolloverCARequest_STEP_DROP        RolloverCARequest_Step = 4 // the prepared one, which has signed nothing
 )
 
 // Enum value maps for RolloverCARequest_Step.
@@ -37,12 +38,14 @@ var (
 		1: "STEP_PREPARE",
 		2: "STEP_ACTIVATE",
 		3: "STEP_RETIRE",
+		4: "STEP_DROP",
 	}
 	RolloverCARequest_Step_value = map[string]int32{
 		"STEP_UNSPECIFIED": 0,
 		"STEP_PREPARE":     1,
 		"STEP_ACTIVATE":    2,
 		"STEP_RETIRE":      3,
+		"STEP_DROP":        4,
 	}
 )
 
@@ -1316,14 +1319,15 @@ const file_dona_v1_host_proto_rawDesc = "" +
 	"\fexpires_unix\x18\x03 \x01(\x03R\vexpiresUnix\"/\n" +
 	"\x12RevokeTokenRequest\x12\x19\n" +
 	"\btoken_id\x18\x01 \x01(\tR\atokenId\"\x12\n" +
-	"\x10RevokeTokenReply\"\x9c\x01\n" +
+	"\x10RevokeTokenReply\"\xab\x01\n" +
 	"\x11RolloverCARequest\x123\n" +
-	"\x04step\x18\x01 \x01(\x0e2\x1f.dona.v1.RolloverCARequest.StepR\x04step\"R\n" +
+	"\x04step\x18\x01 \x01(\x0e2\x1f.dona.v1.RolloverCARequest.StepR\x04step\"a\n" +
 	"\x04Step\x12\x14\n" +
 	"\x10STEP_UNSPECIFIED\x10\x00\x12\x10\n" +
 	"\fSTEP_PREPARE\x10\x01\x12\x11\n" +
 	"\rSTEP_ACTIVATE\x10\x02\x12\x0f\n" +
-	"\vSTEP_RETIRE\x10\x03\"\xb0\x01\n" +
+	"\vSTEP_RETIRE\x10\x03\x12\r\n" +
+	"\tSTEP_DROP\x10\x04\"\xb0\x01\n" +
 	"\bCAStatus\x12\"\n" +
 	"\ractive_key_id\x18\x01 \x01(\tR\vactiveKeyId\x12&\n" +
 	"\x0fprepared_key_id\x18\x02 \x01(\tR\rpreparedKeyId\x12\x1c\n" +

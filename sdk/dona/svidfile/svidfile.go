@@ -227,6 +227,9 @@ func (f files) identity(now time.Time) (*identity, error) {
 	if err != nil {
 		return nil, fmt.Errorf("%s and %s do not make an SVID: %w", CertFile, KeyFile, plain(err))
 	}
+	if end := svid.Certificates[0].NotAfter; now.After(end) {
+		return nil, fmt.Errorf("%s has expired at %s: get another one, for a token with dona svid issue, or from whoever issued it", CertFile, end.UTC().Format(time.RFC3339))
+	}
 	bundle, err := x509bundle.Parse(svid.ID.TrustDomain(), f.bundle)
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", BundleFile, plain(err))

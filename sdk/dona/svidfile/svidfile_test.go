@@ -88,7 +88,7 @@ func TestBadFiles(t *testing.T) {
 		{"another bundle", func(t *testing.T, dir string) {
 			svidtest.Source{SVID: ca.Issue("/svc/web"), Bundle: other.Bundle}.Write(t, dir)
 		}, "does not hold for bundle.pem"},
-		{"expired", func(t *testing.T, dir string) { ca.Source("/svc/web", svidtest.Lasting(-time.Second)).Write(t, dir) }, "expired"},
+		{"expired", func(t *testing.T, dir string) { ca.Source("/svc/web", svidtest.Lasting(-time.Second)).Write(t, dir) }, "get another one"},
 		{"a CA", func(t *testing.T, dir string) {
 			ca.Source("/svc/web", func(c *x509.Certificate) { c.IsCA = true }).Write(t, dir)
 		}, "CA flag"},

@@ -218,7 +218,7 @@ It exits with 5 when something does not hold, and names the first bad entry.`,
 	fl := cmd.Flags()
 	fl.StringVar(&keyFile, "key", "", "file with the signer's public key in PEM (default the one remembered for the trust domain)")
 	fl.StringVar(&nonce, "nonce", "", "that the reports must have (default the one in DIR that fetch has written)")
-	fl.BoolVar(&allowGap, "allow-gap", false, "accept reports that begin after what was seen before")
+	fl.BoolVar(&allowGap, "allow-gap", false, "accept reports that begin after what was seen before, or after the beginning")
 	memory.add(cmd)
 	return cmd
 }

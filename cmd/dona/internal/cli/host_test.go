@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"context"
 	"io"
-	"net"
 	"os/exec"
 	"path/filepath"
 	"regexp"
@@ -15,6 +14,7 @@ import (
 	"github.com/rogpeppe/go-internal/testscript"
 
 	"github.com/dodona-project/dodona/cmd/dona/internal/demo"
+	"github.com/dodona-project/dodona/host/loopback"
 )
 
 // startHost builds the host program and runs it on its own data and ports until
@@ -45,16 +45,14 @@ func startHost(t *testing.T) (addresses []string, dataDir string) {
 	return addresses, dataDir
 }
 
-// freeAddresses returns addresses that nobody listens on at the moment.
+// freeAddresses returns addresses for programs to listen on.
 func freeAddresses(t *testing.T, n int) []string {
 	addresses := make([]string, n)
 	for i := range addresses {
-		listener, err := net.Listen("tcp", "127.0.0.1:0")
-		if err != nil {
+		var err error
+		if addresses[i], err = loopback.Free(); err != nil {
 			t.Fatal(err)
 		}
-		defer listener.Close() // after all of them, so that they differ
-		addresses[i] = listener.Addr().String()
 	}
 	return addresses
 }

@@ -38,6 +38,9 @@ directory of the host that made it into theirs.`),
 			a.caStepCommand(donav1.RolloverCARequest_STEP_ACTIVATE, "activate", "Have the prepared authority sign from now on",
 				`Have the prepared authority sign from now on. What the one before has signed stays valid
 until it expires, and that one stays in bundles until it is retired.`),
+			a.caStepCommand(donav1.RolloverCARequest_STEP_DROP, "drop", "Take the prepared authority out of bundles again; it has signed nothing",
+				`Take the prepared authority out of bundles again, such as one whose key is lost. It has
+signed nothing, so that nobody misses it. Its key is then removed.`),
 			a.caStepCommand(donav1.RolloverCARequest_STEP_RETIRE, "retire", "Take the old authority out of bundles, once all that it signed has expired",
 				`Take the old authority out of bundles. It is refused until the last SVID that it signed
 has expired; "dona svid ca status" says when. Its key is then removed.`)))

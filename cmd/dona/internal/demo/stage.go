@@ -3,13 +3,13 @@ package demo
 import (
 	"context"
 	"fmt"
-	"net"
 	"path/filepath"
 	"sync"
 	"time"
 
 	"google.golang.org/grpc"
 
+	"github.com/dodona-project/dodona/host/loopback"
 	donav1 "github.com/dodona-project/dodona/proto/dona/v1"
 )
 
@@ -40,17 +40,14 @@ type stage struct {
 // ports are the host's, the same after its restart.
 type ports struct{ grpc, bootstrap, http string }
 
-// freePorts asks the system for ports that nobody uses. They are free when they
-// are returned; the host takes them a moment later.
+// freePorts are ports for the host, free again when it comes back.
 func freePorts() (ports, error) {
 	var addresses [3]string
 	for i := range addresses {
-		listener, err := net.Listen("tcp", "127.0.0.1:0")
-		if err != nil {
+		var err error
+		if addresses[i], err = loopback.Free(); err != nil {
 			return ports{}, fmt.Errorf("no free port on 127.0.0.1: %w", err)
 		}
-		defer listener.Close() // after all three, so that they differ
-		addresses[i] = listener.Addr().String()
 	}
 	return ports{addresses[0], addresses[1], addresses[2]}, nil
 }

@@ -16,6 +16,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/dodona-project/dodona/host/loopback"
 	"github.com/redis/go-redis/v9"
 	"github.com/redis/go-redis/v9/maintnotifications"
 )
@@ -55,7 +56,7 @@ func start(t testing.TB, program string, n *Network, settings ...string) *Server
 	}
 	s := &Server{t: t, Dir: t.TempDir(), program: program, settings: settings}
 	t.Cleanup(s.Kill)
-	// Between finding a free port and taking it somebody else may.
+	// A server that is started again has to find its port free.
 	for range 5 {
 		s.Addr = freeAddr(t)
 		if s.door = s.Port(); n != nil {
@@ -71,12 +72,11 @@ func start(t testing.TB, program string, n *Network, settings ...string) *Server
 
 func freeAddr(t testing.TB) string {
 	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
+	addr, err := loopback.Free()
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer l.Close()
-	return l.Addr().String()
+	return addr
 }
 
 // Port of the server.
