@@ -10,6 +10,7 @@ import (
 	"go/parser"
 	"go/token"
 	"io/fs"
+	"maps"
 	"os"
 	"os/exec"
 	"path"
@@ -306,8 +307,8 @@ func TestTestsThatPagesNameExist(t *testing.T) {
 	}
 }
 
-// TestDocumentedCommandsExist takes each command that a page shows in a block of
-// shell, and asks the program whether it knows it.
+// TestDocumentedCommandsExist takes each command that a page shows, and asks the
+// program whether it knows it and its flags.
 func TestDocumentedCommandsExist(t *testing.T) {
 	targets := map[string]bool{}
 	makefile, err := os.ReadFile("Makefile")
@@ -319,52 +320,233 @@ func TestDocumentedCommandsExist(t *testing.T) {
 	}
 	bin := t.TempDir()
 	output(t, "go", "build", "-o", bin+"/", "./cmd/dona", "./cmd/dona-host")
-	for _, page := range []string{"README.md", "PLUGINS.md"} {
+	helps := map[string]string{} // what a command says of itself; empty = it is not known
+	help := func(program string, command []string) string {
+		key := strings.Join(append([]string{program}, command...), " ")
+		if _, asked := helps[key]; !asked {
+			// --help after the command's words: an unknown one is a usage error.
+			out, err := exec.Command(filepath.Join(bin, program), append(command, "--help")...).CombinedOutput()
+			if err != nil {
+				out = nil
+			}
+			helps[key] = string(out)
+		}
+		return helps[key]
+	}
+	shown := 0
+	for _, page := range allPages(t) {
 		text, err := os.ReadFile(page)
 		if err != nil {
 			t.Fatal(err)
 		}
 		for _, line := range shellLines(text) {
-			words := strings.Fields(line)
-			switch strings.TrimPrefix(words[0], "bin/") {
+			words := shellWords(line)
+			for len(words) > 0 && strings.Contains(words[0], "=") { // of the environment
+				words = words[1:]
+			}
+			if len(words) == 0 {
+				continue
+			}
+			program := strings.TrimPrefix(words[0], "bin/")
+			var command, flags []string
+			switch program {
 			case "make":
 				for _, w := range words[1:] {
 					if !strings.Contains(w, "=") && !strings.HasPrefix(w, "-") && !targets[w] {
 						t.Errorf("%s: %q: make has no target %s", page, line, w)
 					}
 				}
-			case "dona":
-				// --help after the command's words: an unknown one is a usage error.
-				var command []string
-				for _, w := range words[1:] {
-					if !regexp.MustCompile(`^[a-z][a-z-]*$`).MatchString(w) {
-						break
-					}
-					command = append(command, w)
-				}
-				command = command[:min(len(command), 2)]
-				if out, err := exec.Command(filepath.Join(bin, "dona"), append(command, "--help")...).CombinedOutput(); err != nil {
-					t.Errorf("%s: %q: %v\n%s", page, line, err, out)
+				continue
+			case "dona", "dona-host":
+				command, flags = commandOf(words[1:])
+			default:
+				continue
+			}
+			shown++
+			text := help(program, command)
+			if text == "" {
+				t.Errorf("%s: %q: %s knows no such command", page, line, program)
+			}
+			for _, f := range flags {
+				if text != "" && !regexp.MustCompile(regexp.QuoteMeta(f)+`[\s,\]]`).MatchString(text) {
+					t.Errorf("%s: %q: %s has no flag %s", page, line, strings.Join(append([]string{program}, command...), " "), f)
 				}
 			}
 		}
 	}
+	if shown < 60 {
+		t.Errorf("the pages show %d commands of dona and dona-host only", shown)
+	}
 }
 
-// shellLines returns the commands in a page's ```sh blocks.
+// commandOf takes the words of the command, at most three, and the flags out of a
+// command line. Global flags may come before the command.
+func commandOf(words []string) (command, flags []string) {
+	word := regexp.MustCompile(`^[a-z][a-z-]*$`)
+	in := true
+	for i := 0; i < len(words); i++ {
+		switch w := words[i]; {
+		case strings.HasPrefix(w, "-") && len(w) > 1:
+			name, _, given := strings.Cut(w, "=")
+			flags = append(flags, name)
+			if len(command) == 0 && !given && slices.Contains([]string{"--host", "--identity", "--timeout"}, name) {
+				i++ // its value
+			}
+			in = in && len(command) == 0
+		case in && word.MatchString(w) && len(command) < 3:
+			command = append(command, w)
+		default:
+			in = false
+		}
+	}
+	// The last words may be names: of a service, a folder, a variant.
+	groups := map[string]int{"artifact": 2, "attest": 2, "completion": 2, "deploy": 2, "flag": 2, "help": 0, "ingress": 2, "operator": 1, "plugin": 2, "policy": 2,
+		"release": 2, "rollout": 2, "share": 2, "store": 2, "svid": 2}
+	if len(command) > 0 {
+		n := 1
+		if of, ok := groups[command[0]]; ok {
+			n = of
+		}
+		if n == 2 && command[0] == "svid" && len(command) > 1 && (command[1] == "token" || command[1] == "ca") {
+			n = 3
+		}
+		command = command[:min(len(command), n)]
+	}
+	return command, flags
+}
+
+// shellLines returns the commands that a page shows: the lines of its blocks of
+// shell, and indented ones that begin with a program of ours. A line that goes on
+// is one with the next.
 func shellLines(text []byte) (lines []string) {
-	in := false
+	ours := regexp.MustCompile(`^ {4,}(\$ )?(bin/)?dona(-host)? `)
+	in, on := false, false
 	s := bufio.NewScanner(bytes.NewReader(text))
 	for s.Scan() {
 		line := strings.TrimSpace(s.Text())
 		switch {
+		case on:
+			lines[len(lines)-1] += " " + line
 		case strings.HasPrefix(line, "```"):
 			in = !in && (line == "```sh" || line == "```console" || line == "```bash")
-		case in && line != "" && !strings.HasPrefix(line, "#"):
+			continue
+		case in && line != "" && !strings.HasPrefix(line, "#"), ours.MatchString(s.Text()):
 			lines = append(lines, strings.TrimPrefix(line, "$ "))
+		default:
+			continue
 		}
+		last := &lines[len(lines)-1]
+		*last, on = strings.CutSuffix(*last, "\\")
 	}
 	return lines
+}
+
+// shellWords splits a command line as a shell does, up to what only a shell reads:
+// a comment, a pipe, a redirection.
+func shellWords(line string) (words []string) {
+	var quote rune
+	var b strings.Builder
+	begun := false
+	flush := func() {
+		if begun {
+			words = append(words, b.String())
+		}
+		b.Reset()
+		begun = false
+	}
+	for _, r := range line {
+		switch {
+		case quote != 0 && r == quote:
+			quote = 0
+		case quote != 0:
+			b.WriteRune(r)
+		case r == '\'' || r == '"':
+			quote, begun = r, true
+		case r == ' ' || r == '\t':
+			flush()
+		case !begun && r == '#', r == '|', r == '>', r == '<', r == '&', r == ';':
+			flush()
+			return words
+		default:
+			b.WriteRune(r)
+			begun = true
+		}
+	}
+	flush()
+	return words
+}
+
+// TestDocumentedCodeCompiles builds each block of Go that a page shows: a program as
+// it is, declarations in a package, statements in a function.
+func TestDocumentedCodeCompiles(t *testing.T) {
+	root, err := os.Getwd()
+	if err != nil {
+		t.Fatal(err)
+	}
+	imports := map[string]string{
+		"context": "context", "errors": "errors", "http": "net/http", "net": "net", "syscall": "syscall", "time": "time",
+		"dona": module + "/sdk/dona", "plugin": module + "/sdk/plugin",
+		"pluginv1": module + "/proto/plugin/v1", "controlplanev1": module + "/proto/controlplane/v1", "donav1": module + "/proto/dona/v1",
+	}
+	overlay := map[string]string{} // files as if they were there, by where the text is
+	dir := t.TempDir()
+	var build []string
+	for _, page := range allPages(t) {
+		text, err := os.ReadFile(page)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, m := range regexp.MustCompile("(?ms)^```go\n(.*?)^```$").FindAllSubmatch(text, -1) {
+			code := string(m[1])
+			if !strings.HasPrefix(code, "package ") {
+				if !strings.HasPrefix(code, "func ") && !strings.HasPrefix(code, "//") && !strings.HasPrefix(code, "type ") {
+					code = "func _(ctx context.Context, userID string, took time.Duration) error {\n" + code + "return err\n}\n"
+				}
+				head := "package shown\n"
+				for _, name := range slices.Sorted(maps.Keys(imports)) {
+					if regexp.MustCompile(`\b` + name + `\.`).MatchString(code) {
+						head += fmt.Sprintf("import %s %q\n", name, imports[name])
+					}
+				}
+				code = head + code
+			}
+			n := len(build)
+			file := filepath.Join(dir, fmt.Sprint(n, ".go"))
+			if err := os.WriteFile(file, []byte(code), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			shown := fmt.Sprintf("shown%d_in_%s", n, strings.TrimSuffix(filepath.Base(page), ".md"))
+			overlay[filepath.Join(root, shown, "shown.go")] = file
+			build = append(build, "./"+shown)
+		}
+	}
+	if len(build) < 4 {
+		t.Fatalf("the pages show %d blocks of Go only", len(build))
+	}
+	replace, err := json.Marshal(map[string]any{"Replace": overlay})
+	if err != nil {
+		t.Fatal(err)
+	}
+	list := filepath.Join(dir, "overlay.json")
+	if err := os.WriteFile(list, replace, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if out, err := exec.Command("go", append([]string{"build", "-o", os.DevNull, "-overlay", list}, build...)...).CombinedOutput(); err != nil {
+		t.Errorf("%v\n%s", err, out)
+	}
+}
+
+// allPages are the pages for people.
+func allPages(t *testing.T) []string {
+	pages := []string{"README.md", "PLUGINS.md"}
+	for _, pattern := range []string{"docs/*.md", "docs/*/*.md"} {
+		more, err := filepath.Glob(pattern)
+		if err != nil {
+			t.Fatal(err)
+		}
+		pages = append(pages, more...)
+	}
+	return pages
 }
 
 func output(t *testing.T, name string, args ...string) string {

@@ -39,6 +39,9 @@ func newMetrics(reg prometheus.Registerer) (*metrics, error) {
 			Name: "dona_rpc_shed_total", Help: "Calls refused because memory ran out.",
 		}),
 	}
+	for _, reason := range []string{"handshake", "full", "peer_full"} {
+		m.refused.WithLabelValues(reason)
+	}
 	if reg == nil {
 		return m, nil
 	}

@@ -226,6 +226,9 @@ func (c *Controller) try(ctx context.Context, service string, durability store.D
 	})
 	if err == nil {
 		c.took(event, after)
+		if event == Begin {
+			begin.rollout.Committed()
+		}
 	}
 	return err
 }

@@ -307,6 +307,22 @@ func TestResidency(t *testing.T) {
 }
 
 // TestCanary follows a rollout to each of its ends.
+// begun is how many rollouts the metric has as begun.
+func (w *world) begun() (n float64) {
+	families, err := w.told.Gather()
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	for _, f := range families {
+		for _, m := range f.GetMetric() {
+			if f.GetName() == "dona_rollout_transitions_total" && m.GetLabel()[0].GetValue() == "start" {
+				n += m.GetCounter().GetValue()
+			}
+		}
+	}
+	return n
+}
+
 func TestCanary(t *testing.T) {
 	for _, c := range []struct {
 		name  string
@@ -346,6 +362,9 @@ func TestCanary(t *testing.T) {
 			w.endpoints("v2", "eu", 1)
 			w.tick()
 			w.is(donav1.Deployment_STATE_RUNNING, "rollout r")
+			if n := w.begun(); n != 1 {
+				t.Errorf("%v rollouts are counted as begun", n)
+			}
 			if st := w.rollout(); st.GetState() != donav1.RolloutStatus_STATE_PENDING || st.CanaryVariant != "v2" || !strings.Contains(w.deployments()[0].Reason, st.Id) {
 				t.Fatalf("the rollout is %v, the deployment %v", st, w.deployments())
 			}

@@ -13,6 +13,7 @@ import (
 	donav1 "github.com/dodona-project/dodona/proto/dona/v1"
 	pluginv1 "github.com/dodona-project/dodona/proto/plugin/v1"
 	statev1 "github.com/dodona-project/dodona/proto/state/v1"
+	"github.com/prometheus/client_golang/prometheus"
 	"go.uber.org/goleak"
 	"google.golang.org/protobuf/types/known/structpb"
 
@@ -68,6 +69,7 @@ type world struct {
 	log      *audit.Log
 	analyzer *analyzer
 	rollouts *rollout.Controller
+	told     *prometheus.Registry // of the metrics of rollouts
 	d        *delivery.Controller
 }
 
@@ -80,11 +82,11 @@ func newWorld(t *testing.T) *world {
 }
 
 func worldOver(t *testing.T, st store.Store, clk *clock) *world {
-	w := &world{t: t, ctx: t.Context(), clock: clk, store: st, analyzer: &analyzer{}}
+	w := &world{t: t, ctx: t.Context(), clock: clk, store: st, analyzer: &analyzer{}, told: prometheus.NewRegistry()}
 	w.log = audit.New("example.org")
 	w.plane = service.New(st, w.log, "h1")
 	w.rollouts = rollout.New(rollout.Options{
-		Store: st, Service: w.plane, Audit: w.log, Analyzer: w.analyzer, HostID: "h1", WallClock: clk.now,
+		Store: st, Service: w.plane, Audit: w.log, Analyzer: w.analyzer, HostID: "h1", WallClock: clk.now, Registerer: w.told,
 		Ended: func(tx store.Tx, service string, end rollout.End) error { return w.d.RolloutEnded(tx, service, end) },
 	})
 	w.d = w.controller("h1")

@@ -1,10 +1,17 @@
 package rollout_test
 
 import (
+	"bytes"
 	"context"
 	"errors"
+	"maps"
+	"strings"
 	"testing"
 	"time"
+
+	donav1 "github.com/dodona-project/dodona/proto/dona/v1"
+	"github.com/hashicorp/go-hclog"
+	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/dodona-project/dodona/host/rollout"
 )
@@ -60,5 +67,78 @@ func TestRunEnds(t *testing.T) {
 	cancel()
 	if err := <-done; err != nil {
 		t.Fatal(err)
+	}
+}
+
+// TestTransitionsAreTold: each entry of a rollout in the audit chain is counted, and
+// logged, once; what changed nothing or was refused is not.
+func TestTransitionsAreTold(t *testing.T) {
+	now := time.UnixMilli(1_700_000_000_000)
+	w := newWorld(t, newMemStore(func() time.Time { return now }), func() time.Time { return now })
+	told, lines := prometheus.NewRegistry(), &bytes.Buffer{}
+	w.c = rollout.New(rollout.Options{Store: w.store, Service: w.plane, Audit: w.log, Analyzer: w.analyzer, HostID: "h1", WallClock: w.wall,
+		Registerer: told, Logger: hclog.New(&hclog.LoggerOptions{Output: lines})})
+	pass := func(d time.Duration) {
+		for ; d > 0; d -= time.Second {
+			now = now.Add(time.Second)
+			w.tick(w.c)
+		}
+	}
+	must := func(action donav1.ControlRolloutRequest_Action) {
+		t.Helper()
+		if _, err := w.control(action); err != nil {
+			t.Fatal(err)
+		}
+	}
+	w.endpoints("v2", 1)
+	w.endpoints("v3", 1)
+	w.start(request())
+	w.start(request()) // the same: no entry
+	if err := w.c.Start(w.ctx, "local:dev", request(func(r *donav1.StartRolloutRequest) { r.CanaryVariant = "v3" })); err == nil {
+		t.Fatal("a second rollout was taken")
+	}
+	pass(time.Second)
+	must(donav1.ControlRolloutRequest_ACTION_PAUSE)
+	must(donav1.ControlRolloutRequest_ACTION_RESUME)
+	pass(12 * time.Second) // holds
+	w.start(request(func(r *donav1.StartRolloutRequest) { r.CanaryVariant, r.Supersede = "v3", true }))
+	pass(time.Second)
+	_, version := w.weights()
+	w.report("v3", 20, 20, version)
+	pass(time.Second) // rolls back
+	w.start(request())
+	must(donav1.ControlRolloutRequest_ACTION_ABORT)
+	w.start(request())
+	pass(time.Second)
+	must(donav1.ControlRolloutRequest_ACTION_PROMOTE_ALL)
+
+	want := map[string]float64{}
+	for _, e := range w.chain() {
+		if event, ok := strings.CutPrefix(e.Kind, "rollout."); ok {
+			want[event]++
+		}
+	}
+	for _, event := range []string{"start", "step", "hold", "resume", "pause", "promote", "rollback", "abort", "supersede"} {
+		if want[event] == 0 {
+			t.Errorf("the test has no %s", event)
+		}
+		if n := strings.Count(lines.String(), " event="+event+" "); float64(n) != want[event] {
+			t.Errorf("%s: %d lines of log, %v entries", event, n, want[event])
+		}
+	}
+	got := map[string]float64{}
+	families, err := told.Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, f := range families {
+		if f.GetName() == "dona_rollout_transitions_total" {
+			for _, m := range f.GetMetric() {
+				got[m.GetLabel()[0].GetValue()] = m.GetCounter().GetValue()
+			}
+		}
+	}
+	if !maps.Equal(got, want) {
+		t.Errorf("the metric has %v, the chain %v", got, want)
 	}
 }

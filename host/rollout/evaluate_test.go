@@ -7,6 +7,8 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+	"unicode"
+	"unicode/utf8"
 
 	donav1 "github.com/dodona-project/dodona/proto/dona/v1"
 	"google.golang.org/protobuf/proto"
@@ -167,4 +169,41 @@ func TestStatusGrowsOld(t *testing.T) {
 			t.Fatalf("%v", a)
 		}
 	})
+}
+
+// What a provider says is one line of bounded length in the status and in the chain,
+// whatever it wrote.
+func TestDetailIsALine(t *testing.T) {
+	for name, said := range map[string]string{
+		"long":           strings.Repeat("x", 100_000),
+		"cut in a rune":  "x" + strings.Repeat("é", 400),
+		"several lines":  "no series\n\x1b[31mPASS\x00\r\n",
+		"invalid":        "no \xff series",
+		"only emptiness": "\n\n",
+	} {
+		t.Run(name, func(t *testing.T) {
+			inVirtualTime(t, request(withQuery(latency()), func(r *donav1.StartRolloutRequest) { r.StepSeconds = 2 }), func(w *world) {
+				w.analyzer.say("latency", rollout.Measurement{Verdict: rollout.Missing, Detail: said})
+			}, func(w *world) {
+				<-time.After(4500 * time.Millisecond)
+				texts := []string{w.status().Analysis[0].Detail, w.status().Reason}
+				held := false
+				for _, e := range w.chain() {
+					held = held || e.Kind == "rollout.hold"
+					texts = append(texts, e.Detail["missing"], e.Detail["reason"])
+				}
+				if !held {
+					t.Error("the rollout does not hold")
+				}
+				for _, text := range texts {
+					if len(text) > 2048 || !utf8.ValidString(text) || strings.ContainsFunc(text, unicode.IsControl) {
+						t.Errorf("%d bytes: %.200q", len(text), text)
+					}
+				}
+				if detail := texts[0]; len(detail) > 600 || detail == "" {
+					t.Errorf("the check says %d bytes: %.100q", len(detail), detail)
+				}
+			})
+		})
+	}
 }

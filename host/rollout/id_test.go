@@ -23,3 +23,17 @@ func TestIDsSortByTheirOrder(t *testing.T) {
 		t.Errorf("a millisecond later it is %s after %s", id, last)
 	}
 }
+
+// An id carries its time, so that hosts and restarts do not mix the order up, and
+// what no other host or restart draws.
+func TestIDsAreOfTheirTime(t *testing.T) {
+	at := time.UnixMilli(1_796_050_989_123)
+	first, later, again := rollout.NewID("d", at), rollout.NewID("d", at.Add(time.Hour)), rollout.NewID("d", at)
+	const letterAndTime = 1 + 9 // 45 of the 48 bits of the time
+	if first[:letterAndTime] != again[:letterAndTime] || first[:letterAndTime] >= later[:letterAndTime] {
+		t.Errorf("ids of one time, of an hour later, and of the first time: %s, %s, %s", first, later, again)
+	}
+	if drawn := letterAndTime + 1; first[drawn:] == later[drawn:] || first[drawn:] == again[drawn:] {
+		t.Errorf("nothing is drawn of %s, %s, %s", first, later, again)
+	}
+}

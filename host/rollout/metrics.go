@@ -24,6 +24,12 @@ func newMetrics(reg prometheus.Registerer) *metrics {
 			Name: "dona_rollout_evaluations_total", Help: "Queries that this host had evaluated, by what came of it.",
 		}, []string{"verdict"}),
 	}
+	for _, e := range []Event{Started, Stepped, Held, Resumed, WasPaused, Promote, Rollback, WasAborted, Replaced} {
+		m.transitions.WithLabelValues(string(e))
+	}
+	for _, verdict := range []string{"pass", "breach", "missing", "error"} {
+		m.evaluations.WithLabelValues(verdict)
+	}
 	if reg != nil {
 		reg.MustRegister(m.live, m.failures, m.transitions, m.evaluations)
 	}

@@ -70,13 +70,14 @@ func (o Op) String() string {
 	return "unknown"
 }
 
-// Event names the transition that a Step took; it is the second half of the
-// audit kind ("rollout." + event). Empty = no transition.
+// Event names a transition; it is the second half of the audit kind ("rollout." +
+// event). Each but Started is one that a Step took. Empty = no transition.
 type Event string
 
 // The transitions.
 const (
 	None       Event = ""
+	Started    Event = "start"     // a rollout was asked for
 	Stepped    Event = "step"      // a step began
 	Held       Event = "hold"      // evidence missing
 	Resumed    Event = "resume"    // evidence is back, or an operator's RESUME

@@ -41,7 +41,7 @@ func (c *Controller) Start(ctx context.Context, actor string, req *donav1.StartR
 		return err
 	})
 	if err == nil {
-		c.again()
+		p.Committed()
 	}
 	return err
 }
@@ -54,6 +54,8 @@ type Prepared struct {
 	id   string
 	req  *donav1.StartRolloutRequest
 	away error // a plugin could not say whether it takes its query
+
+	replaced, begun *statev1.Rollout // what the last Start wrote; nil = nothing
 }
 
 // CheckQueries asks the plugins of the request's queries whether they take them,
@@ -92,7 +94,9 @@ func (p *Prepared) Check(tx store.ReadTx) error {
 
 // Start begins the rollout inside tx, which has to be a hard transaction, and
 // returns its id: that of the live rollout when it is the same one.
+// Whoever calls it calls Committed once tx is.
 func (p *Prepared) Start(tx store.Tx, actor string) (id string, err error) {
+	p.replaced, p.begun = nil, nil
 	s, same, err := p.look(tx)
 	if err != nil {
 		return "", err
@@ -100,7 +104,19 @@ func (p *Prepared) Start(tx store.Tx, actor string) (id string, err error) {
 	if same {
 		return s.state.ID, nil
 	}
-	return p.id, p.c.start(tx, actor, p.id, p.req, s, p.away)
+	return p.id, p.start(tx, actor, s)
+}
+
+// Committed counts and logs what the last Start wrote, and has the rollout looked
+// at now.
+func (p *Prepared) Committed() {
+	if p.replaced != nil {
+		p.c.took(p.req.GetService(), Replaced, p.replaced)
+	}
+	if p.begun != nil {
+		p.c.took(p.req.GetService(), Started, p.begun)
+	}
+	p.c.again()
 }
 
 // look reads the service's rollout, and whether it lives and is the one asked
@@ -158,27 +174,28 @@ func violations(e *ConfigError) string {
 	return strings.Join(parts, "; ")
 }
 
-func (c *Controller) start(tx store.Tx, actor, id string, req *donav1.StartRolloutRequest, s *scene, away error) error {
+func (p *Prepared) start(tx store.Tx, actor string, s *scene) error {
+	c, req := p.c, p.req
 	service := req.GetService()
 	lift, err := c.allowed(tx, s, req)
 	if err != nil {
 		return err
 	}
 	if s != nil && s.state.Phase.Live() {
-		s.evidence.Op, s.evidence.OpReason = Supersede, "replaced by rollout "+id
-		if _, err := c.commit(tx, service, s, Step(s.state, s.evidence, s.now), actor); err != nil {
+		s.evidence.Op, s.evidence.OpReason = Supersede, "replaced by rollout "+p.id
+		if p.replaced, err = c.commit(tx, service, s, Step(s.state, s.evidence, s.now), actor); err != nil {
 			return err
 		}
 	}
 	if lift {
-		if err := c.lift(tx, actor, service, req.GetCanaryVariant(), "retried by rollout "+id); err != nil {
+		if err := c.lift(tx, actor, service, req.GetCanaryVariant(), "retried by rollout "+p.id); err != nil {
 			return err
 		}
 	}
-	if err := c.begin(tx, actor, id, specOf(req), req); err != nil {
+	if p.begun, err = c.begin(tx, actor, p.id, specOf(req), req); err != nil {
 		return err
 	}
-	return away // last: what else is refused is refused whether or not the plugin is there
+	return p.away // last: what else is refused is refused whether or not the plugin is there
 }
 
 // allowed says whether the state allows the request, and whether the canary's
@@ -239,7 +256,7 @@ func (c *Controller) holdsAll(tx store.ReadTx, service, stable string, refuse fu
 	return nil
 }
 
-func (c *Controller) begin(tx store.Tx, actor, id string, spec, req *donav1.StartRolloutRequest) error {
+func (c *Controller) begin(tx store.Tx, actor, id string, spec, req *donav1.StartRolloutRequest) (*statev1.Rollout, error) {
 	service := spec.GetService()
 	now := toMS(tx.Now())
 	r := &statev1.Rollout{
@@ -248,18 +265,18 @@ func (c *Controller) begin(tx store.Tx, actor, id string, spec, req *donav1.Star
 	}
 	s, err := stateOf(r)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	if err := c.o.Service.PutWeights(tx, service, split(s), id); err != nil {
-		return err
+		return nil, err
 	}
 	if err := store.Save(tx, recordKey(service), r); err != nil {
-		return err
+		return nil, err
 	}
 	if err := tx.IndexPut(liveIndex, service, uint64(now)); err != nil {
-		return err
+		return nil, err
 	}
-	return c.o.Audit.Append(tx, service, startEntry(id, req, actor))
+	return r, c.o.Audit.Append(tx, service, startEntry(id, req, actor))
 }
 
 // lift lifts a quarantine and says so in the chain.

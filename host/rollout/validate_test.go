@@ -157,6 +157,9 @@ func TestStartRefusals(t *testing.T) {
 			if st.wrote != wrote {
 				t.Error("a refused request was stored")
 			}
+			if strict := strings.Contains(no.Error(), `"strict"`); strict && !strings.Contains(no.Error(), `"/window" "is not a duration"`) {
+				t.Errorf("the answer does not say what of the config is wrong: %s", no)
+			}
 			if len(no.Error()) > 1024 || strings.Contains(no.Error(), text(65)) || strings.Contains(no.Error(), "secret") {
 				t.Errorf("the answer repeats too much: %d bytes: %s", len(no.Error()), no)
 			}

@@ -97,7 +97,7 @@ func TestExposuresInStatus(t *testing.T) {
 	e.report(
 		e.exposure("f1", "v2", split, 7, 0), e.exposure("f1", "v2", split, 7, 0), e.exposure("f1", "", miss, 7, 0),
 		e.exposure("f0", "v1", split, 7, 30*time.Second), e.exposure("f0", "v1", split, 8, 0),
-		e.exposure("f2", "v1", split, 7, 59*time.Second), e.exposure("f2", "v1", split, 7, 61*time.Second),
+		e.exposure("f2", "v1", split, 7, 59*time.Second), e.exposure("f2", "v1", split, 7, 60*time.Second),
 		e.exposure("gone", "v1", split, 7, 0))
 	want("after a report", "f0 v1 REASON_SPLIT 7: 1\nf0 v1 REASON_SPLIT 8: 1\nf1  REASON_DEFAULT 7: 1\nf1 v2 REASON_SPLIT 7: 2\nf2 v1 REASON_SPLIT 7: 1")
 	e.wall = e.wall.Add(31 * time.Second)
@@ -105,8 +105,10 @@ func TestExposuresInStatus(t *testing.T) {
 	want("31 s later", "f0 v1 REASON_SPLIT 8: 1\nf1  REASON_DEFAULT 7: 1\nf1 v2 REASON_SPLIT 7: 3")
 	must(t, e.plane.SetFlag(context.Background(), "local:dev", &donav1.SetFlagRequest{Delete: true, Rule: &donav1.FlagRule{Service: "web", Flag: "f0"}}))
 	want("without the flag", "f1  REASON_DEFAULT 7: 1\nf1 v2 REASON_SPLIT 7: 3")
-	e.wall = e.wall.Add(30 * time.Second)
-	want("61 s after the first", "f1 v2 REASON_SPLIT 7: 1")
+	e.wall = e.wall.Add(28 * time.Second)
+	want("59 s after the first", "f1  REASON_DEFAULT 7: 1\nf1 v2 REASON_SPLIT 7: 3")
+	e.wall = e.wall.Add(time.Second)
+	want("60 s after the first", "f1 v2 REASON_SPLIT 7: 1")
 	e.wall = e.wall.Add(time.Hour)
 	want("later", "")
 }

@@ -90,3 +90,19 @@ func TestOut(t *testing.T) {
 	w.update(func(tx store.Tx) error { return w.plane.Ended(tx, w.lease("a"), session.Broken) })
 	live(1)
 }
+
+// What drains is not checked: nobody asks it any more.
+func TestDrainingIsNotChecked(t *testing.T) {
+	w, _ := newWorldWithClock(t)
+	w.register(beat("a", "v1", "eu"))
+	drains := beat("b", "v1", "eu")
+	drains.Draining = true
+	w.register(drains)
+	w.view(func(tx store.ReadTx) error {
+		all, err := w.plane.Targets(tx, "web")
+		if len(all) != 1 || all[0].ID != "a" {
+			t.Errorf("the targets are %+v, want a alone", all)
+		}
+		return err
+	})
+}

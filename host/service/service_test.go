@@ -910,6 +910,15 @@ func TestReports(t *testing.T) {
 	if got := w.entries("web") - entries; got != 1 {
 		t.Errorf("a gap made %d entries, want one stats.gap", got)
 	}
+	// A gap is told whatever the batch holds.
+	for i, next := range []*donav1.StatsBatch{{Audits: batch.Audits[:1]}, {Exposures: batch.Exposures[:1]}} {
+		next.ReporterId, next.Sequence = "r1", 10*uint64(i+1)
+		entries = w.entries("web")
+		must1(t)(reports.Take(context.Background(), service.Reporter{Actor: "local:dev"}, next))
+		if got := w.entries("web") - entries; got != 2 {
+			t.Errorf("%v after a gap made %d entries, want a stats.gap and what it holds", next, got)
+		}
+	}
 	other.Sequence = 3
 	if _, _, err := reports.Take(context.Background(), service.Reporter{Actor: "local:dev"}, other); !refusal.Is(err, refusal.Aborted) {
 		t.Errorf("a lower sequence: %v", err)

@@ -42,6 +42,7 @@ func TestJudge(t *testing.T) {
 		{name: "what ended within the last beat counts", scene: session.Scene{Leases: 41, Ended: times(9, now-999)}, deadlines: times(2, now), held: 2, ended: times(9, now-999),
 			freeze: &statev1.Freeze{Reason: session.FreezeMass, SinceMs: now, UntilMs: now + 3000, Held: 2}},
 		{name: "what ended before that does not", scene: session.Scene{Leases: 41, Ended: times(9, now-1000)}, deadlines: times(2, now), end: 2, ended: times(2, now)},
+		{name: "what ended before begins no freeze when nothing is overdue, however few are left", scene: session.Scene{Leases: 15, Ended: times(10, now-500)}, deadlines: times(15, now+1), ended: times(10, now-500)},
 		{name: "a freeze holds", scene: session.Scene{Leases: 50, Scope: mass(now-1, now+1, 0)}, deadlines: times(1, now), held: 1},
 		{name: "a freeze of the plane holds", scene: session.Scene{Leases: 50, Plane: mass(now-1, now+1, 0)}, deadlines: times(1, now), held: 1},
 		{name: "what sat out a freeze goes, however much it is, and is not counted", scene: session.Scene{Leases: 50, Scope: mass(now-3000, now, 0)}, deadlines: times(50, now), end: 50},

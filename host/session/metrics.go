@@ -33,6 +33,18 @@ func newMetrics(reg prometheus.Registerer, plane string) (*metrics, error) {
 		held:          gauge("leases_held", "Overdue leases that a freeze keeps, as of the last sweep."),
 		streams:       gauge("streams", "Registration streams that this host serves."),
 	}
+	// Every value is there before the first of its kind happens: what has not happened
+	// is 0, not absent.
+	for vec, values := range map[*prometheus.CounterVec][]string{
+		m.registrations: {"new", "back", "takeover"},
+		m.beats:         {"renewed", "replayed", "late", "flood"},
+		m.ended:         {string(Goodbye), string(Broken), string(Refused), string(Expired)},
+		m.freezes:       {FreezeRestart, FreezeMass, FreezePaused},
+	} {
+		for _, value := range values {
+			vec.WithLabelValues(value)
+		}
+	}
 	if reg == nil {
 		return m, nil
 	}

@@ -12,6 +12,7 @@ import (
 
 	donav1 "github.com/dodona-project/dodona/proto/dona/v1"
 	statev1 "github.com/dodona-project/dodona/proto/state/v1"
+	"github.com/prometheus/client_golang/prometheus"
 	"google.golang.org/protobuf/proto"
 
 	"github.com/dodona-project/dodona/host/refusal"
@@ -66,14 +67,15 @@ type rig struct {
 	plane *endpoints
 	reg   *session.Registry
 	stop  func()
+	told  *prometheus.Registry // of its metrics
 }
 
 func newRig(t *testing.T, st store.Store) *rig {
 	t.Helper()
-	r := &rig{T: t, store: st, plane: &endpoints{}}
+	r := &rig{T: t, store: st, plane: &endpoints{}, told: prometheus.NewRegistry()}
 	var err error
 	r.reg, err = session.New(session.Options{
-		Store: st, Plane: r.plane, PlaneName: "service", Host: "a", Heartbeat: beat, Restart: wait,
+		Store: st, Plane: r.plane, PlaneName: "service", Host: "a", Heartbeat: beat, Restart: wait, Registerer: r.told,
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -115,6 +117,34 @@ func (r *rig) registerMany(n int) []*session.Stream {
 		all = append(all, r.register(fmt.Sprintf("e%02d", i)))
 	}
 	return all
+}
+
+// counted are the values of a metric but those of 0, by the label that is not the
+// plane.
+func (r *rig) counted(name string) map[string]float64 {
+	r.Helper()
+	families, err := r.told.Gather()
+	if err != nil {
+		r.Fatal(err)
+	}
+	out := map[string]float64{}
+	for _, f := range families {
+		if f.GetName() != name {
+			continue
+		}
+		for _, m := range f.GetMetric() {
+			key := ""
+			for _, l := range m.GetLabel() {
+				if l.GetName() != "plane" {
+					key = l.GetValue()
+				}
+			}
+			if n := m.GetCounter().GetValue() + m.GetGauge().GetValue(); n != 0 {
+				out[key] = n
+			}
+		}
+	}
+	return out
 }
 
 func (r *rig) beat(streams ...*session.Stream) {
@@ -285,6 +315,9 @@ func TestEndings(t *testing.T) {
 					if r.gone("a") != tc.reason {
 						t.Errorf("went for %q", r.gone("a"))
 					}
+					if got := r.counted("dona_session_leases_ended_total"); len(got) != 1 || got[string(tc.reason)] != 1 {
+						t.Errorf("the metric has %v", got)
+					}
 					return
 				}
 				time.Sleep(ttl - time.Millisecond)
@@ -297,6 +330,9 @@ func TestEndings(t *testing.T) {
 				time.Sleep(ttl + beat)
 				synctest.Wait()
 				r.want(0, "when its client stays away")
+				if got := r.counted("dona_session_leases_ended_total"); len(got) != 1 || got[string(session.Expired)] != 1 {
+					t.Errorf("the metric has %v", got)
+				}
 			})
 		})
 	}
@@ -362,6 +398,9 @@ func TestSequences(t *testing.T) {
 				t.Fatalf("after sequence %d: newest %d, taken %d, want %d and %d", step.sequence, l.GetSequence(), l.GetHeartbeats(), step.newest, step.taken)
 			}
 		}
+		if got, want := r.counted("dona_session_heartbeats_total"), map[string]float64{"renewed": 4, "replayed": 3}; !maps.Equal(got, want) {
+			t.Errorf("the metric has %v, want %v", got, want)
+		}
 		// A replay does not keep a lease alive.
 		for range 8 {
 			time.Sleep(beat / 2)
@@ -384,7 +423,16 @@ func TestHeartbeatFlood(t *testing.T) {
 		if !refusal.Is(err, refusal.Exhausted) {
 			t.Fatalf("%d beats at 100 a second: %v", sent, err)
 		}
+		if got := r.counted("dona_session_heartbeats_total"); got["flood"] != 1 {
+			t.Errorf("the metric has %v", got)
+		}
+		if got := r.counted("dona_session_streams"); got[""] != 1 {
+			t.Errorf("the metric of streams has %v while there is one", got)
+		}
 		r.end(session.Refused, s)
+		if got := r.counted("dona_session_streams"); got[""] != 0 {
+			t.Errorf("the metric of streams has %v when there is none", got)
+		}
 		calm := r.register("b")
 		r.sleep(200*beat, calm)
 	})
@@ -399,6 +447,21 @@ func TestUtilizationIsSmoothed(t *testing.T) {
 			}
 			if got := r.lease("a").GetUtilization(); got < step.average-1e-9 || got > step.average+1e-9 {
 				t.Fatalf("after %v: %v, want %v", step.report, got, step.average)
+			}
+		}
+	})
+}
+
+// Load is as of the last beat; a beat that does not speak of capacity leaves it.
+func TestLoadOfABeat(t *testing.T) {
+	bubble(t, func(r *rig) {
+		s := r.register("a")
+		for _, step := range []struct{ inFlight, capacity, want uint32 }{{3, 0, 0}, {4, 50, 50}, {0, 0, 50}, {7, 20, 20}} {
+			if err := s.Beat(r.Context(), session.Report{InFlight: step.inFlight, Capacity: step.capacity}, &donav1.EndpointHeartbeat{}); err != nil {
+				t.Fatal(err)
+			}
+			if l := r.lease("a"); l.GetInFlight() != step.inFlight || l.GetCapacity() != step.want {
+				t.Errorf("after %+v: %d in flight of %d", step, l.GetInFlight(), l.GetCapacity())
 			}
 		}
 	})

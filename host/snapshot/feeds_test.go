@@ -284,7 +284,12 @@ func TestIdleFeedsGo(t *testing.T) {
 		if n := count(t, reg, "dona_snapshot_feeds", ""); n != 2 {
 			t.Fatalf("%v feeds, want 2", n)
 		}
-		b.Close()
+		time.Sleep(20 * time.Second)
+		b.Close() // shortly before a minute since the last look is over
+		time.Sleep(30 * time.Second)
+		if n := count(t, reg, "dona_snapshot_feeds", ""); n != 2 {
+			t.Fatalf("%v feeds half a minute after the last watcher left, want 2", n)
+		}
 		time.Sleep(3 * time.Minute)
 		if n := count(t, reg, "dona_snapshot_feeds", ""); n != 1 {
 			t.Fatalf("%v feeds after the last watcher left, want 1", n)

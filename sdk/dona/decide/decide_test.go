@@ -3,6 +3,7 @@ package decide_test
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 
@@ -152,6 +153,8 @@ func TestPipeline(t *testing.T) {
 		{"no unit at 100", flags(rollout("use-v2", 100, "v2")), decide.Request{}, decide.KindFlagRollout, split, "v2", "use-v2", "c"},
 		{"disabled", flags(&donav1.FlagRule{Flag: "a", RolloutPercent: 100, RolloutVariant: "v2", Disabled: true}), decide.Request{Unit: "u"}, decide.KindWeight, split, "v1", "", ""},
 		{"unknown hash version", flags(&donav1.FlagRule{Flag: "a", RolloutPercent: 100, RolloutVariant: "v2", HashVersion: 2}), decide.Request{Unit: "u"}, decide.KindWeight, split, "v1", "", ""},
+		{"a percentage above 100", flags(rollout("a", 101, "v2")), decide.Request{Unit: "u"}, decide.KindWeight, split, "v1", "", ""},
+		{"a percentage of no variant", flags(rollout("a", 100, "")), decide.Request{Unit: "u"}, decide.KindWeight, split, "v1", "", ""},
 		{"variant without endpoint", flags(rollout("a", 100, "v9"), rollout("b", 100, "v2")), decide.Request{Unit: "u"}, decide.KindFlagRollout, split, "v2", "b", "c"},
 		{"variant without legal endpoint", flags(rollout("a", 100, "v2")), decide.Request{Unit: "u", Regions: []string{"us"}}, decide.KindWeight, split, "v1", "", "b"},
 		{"quarantined variant", both(quarantine("v2"), flags(rollout("a", 100, "v2"))), decide.Request{Unit: "u"}, decide.KindWeight, split, "v1", "", ""},
@@ -213,6 +216,42 @@ func TestPipeline(t *testing.T) {
 				t.Errorf("explained as %+v", r)
 			}
 		})
+	}
+}
+
+// An explanation says what the weights came to, and which of them do not count.
+func TestExplainWeights(t *testing.T) {
+	given := func(w ...*donav1.VariantWeight) func(*donav1.ConfigSnapshot) {
+		return func(s *donav1.ConfigSnapshot) { s.Weights = w }
+	}
+	weight := func(variant string, w uint32) *donav1.VariantWeight {
+		return &donav1.VariantWeight{Variant: variant, Weight: w}
+	}
+	for _, c := range []struct {
+		change func(*donav1.ConfigSnapshot)
+		unit   string
+		want   decide.Stage
+	}{
+		{given(), "", decide.Stage{Result: "none set: all variants that can serve"}},
+		{func(s *donav1.ConfigSnapshot) { s.Weights, s.QuarantinedVariants = nil, []string{"v1"} }, "", decide.Stage{Result: "none set; only v2 can serve"}},
+		{func(s *donav1.ConfigSnapshot) { s.Weights, s.QuarantinedVariants = nil, []string{"v1", "v2"} }, "", decide.Stage{Result: "none set; no variant can serve"}},
+		{given(weight("v2", 46), weight("v1", 54)), "user-1", decide.Stage{Result: "gives v2",
+			Detail: []string{"v2 46", "v1 54", "place 4503 of 10000, by bucket of @weights/checkout"}}},
+		{given(weight("v9", 90), weight("v2", 0), weight("v1", 10)), "user-1", decide.Stage{Result: "gives v1",
+			Detail: []string{"v9 90: no endpoint that may serve", "v2 0: never by weight", "v1 10", "place 4503 of 10000, by bucket of @weights/checkout"}}},
+		{func(s *donav1.ConfigSnapshot) { s.QuarantinedVariants = []string{"v1"} }, "", decide.Stage{Result: "none usable",
+			Detail: []string{"v2 0: never by weight", "v1 100: quarantined"}}},
+	} {
+		s := snapshot(t)
+		c.change(s)
+		trace, err := decide.Explain(s, decide.Request{Unit: c.unit})
+		if err != nil {
+			t.Fatal(err)
+		}
+		i := slices.IndexFunc(trace.Stages, func(s decide.Stage) bool { return s.Name == "weights" })
+		if i < 0 || trace.Stages[i].Result != c.want.Result || !slices.Equal(trace.Stages[i].Detail, c.want.Detail) {
+			t.Errorf("the stages are %q, want weights: %q", trace.Stages, c.want)
+		}
 	}
 }
 

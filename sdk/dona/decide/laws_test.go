@@ -58,10 +58,17 @@ func TestLaws(t *testing.T) {
 				(len(req.Regions) == 0 || region != "" && slices.Contains(req.Regions, region))
 		}
 		legal := 0
+		serve := map[string]bool{} // variants with a legal endpoint, not quarantined
 		for _, e := range s.Endpoints {
 			if e.LbWeight > 0 && inAll(e.Region) {
 				legal++
+				serve[e.Variant] = !slices.Contains(s.QuarantinedVariants, e.Variant)
 			}
+		}
+		// What must not fail: something may serve, and it is known that it is asked.
+		answers := serve["v1"] || serve["v2"] || serve["v3"]
+		if len(s.Weights) > 0 {
+			answers = slices.ContainsFunc(s.Weights, func(w *donav1.VariantWeight) bool { return w.Weight > 0 && serve[w.Variant] })
 		}
 		constrained := len(s.Residency.AllowedRegions)+len(req.Regions) > 0
 		for range 10 {
@@ -70,7 +77,13 @@ func TestLaws(t *testing.T) {
 				t.Fatalf("denied %v with %d legal endpoints", denied, legal)
 			}
 			if res.Err != nil {
+				if answers && len(req.Tried) == 0 {
+					t.Fatalf("%v, and there is what may serve", res.Err)
+				}
 				continue
+			}
+			if !answers && (res.Kind == decide.KindWeight || res.Kind == decide.KindOnlyVariant) {
+				t.Fatalf("%s serves without a weight", s.Endpoints[res.Endpoint].Id)
 			}
 			e := s.Endpoints[res.Endpoint]
 			switch {

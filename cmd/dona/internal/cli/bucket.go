@@ -2,12 +2,29 @@ package cli
 
 import (
 	"fmt"
+	"strings"
 
 	"github.com/spf13/cobra"
 
 	"github.com/dodona-project/dodona/cmd/dona/internal/render"
+	"github.com/dodona-project/dodona/host/limits"
 	"github.com/dodona-project/dodona/sdk/dona/bucket"
 )
+
+// checkKey refuses what places no unit: a key that no flag can have gives a bucket
+// too, of nothing.
+func checkKey(key string) error {
+	if service, ok := strings.CutPrefix(key, "@weights/"); ok {
+		if err := limits.Service(service); err != nil {
+			return usage("FLAG is %s, whose service %v", limits.Quote(key), err)
+		}
+		return nil
+	}
+	if err := limits.Name(key); err != nil {
+		return usage("FLAG %v; or @weights/SERVICE", err)
+	}
+	return nil
+}
 
 func (a *app) bucketCommand() *cobra.Command {
 	return &cobra.Command{
@@ -24,10 +41,7 @@ the SDK; no host is asked. The key under which weights place a unit is
 			if err := bucket.CheckUnit(args[0]); err != nil {
 				return usage("UNIT: %v", err)
 			}
-			if args[1] == "" {
-				return usage("FLAG is empty: allowed is the key of a flag, or @weights/SERVICE")
-			}
-			return nil
+			return checkKey(args[1])
 		},
 		RunE: func(_ *cobra.Command, args []string) error {
 			unit, flag := args[0], args[1]

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -119,6 +120,36 @@ type once struct {
 }
 
 var errTwice = errors.New("is given twice")
+
+// flagError says what is wrong with a flag and what it takes, in the words of the
+// other refusals instead of those of a parser.
+func flagError(err error) string {
+	var bad *pflag.InvalidValueError
+	var empty *pflag.ValueRequiredError
+	switch {
+	case errors.As(err, &empty):
+		return "--" + empty.GetFlag().Name + " wants a value"
+	case !errors.As(err, &bad):
+		return err.Error()
+	case errors.Is(err, errTwice):
+		return "--" + bad.GetFlag().Name + " " + errTwice.Error()
+	}
+	why := bad.Unwrap().Error()
+	switch bad.GetFlag().Value.Type() {
+	case "bool":
+		why = "allowed are true and false"
+	case "duration":
+		why = "allowed are durations with a unit, such as 500ms, 30s or 5m"
+	case "int":
+		why = "allowed are whole numbers"
+	case "uint", "uint32", "uint64":
+		why = "allowed are whole numbers from 0"
+		if errors.Is(bad, strconv.ErrRange) {
+			why = "it is too large"
+		}
+	}
+	return fmt.Sprintf("--%s is %s: %s", bad.GetFlag().Name, limits.Quote(bad.GetValue()), why)
+}
 
 func (o *once) Set(text string) error {
 	if o.given {

@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -9,6 +10,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/dodona-project/dodona/cmd/dona/internal/demo"
+	"github.com/dodona-project/dodona/cmd/dona/internal/render"
 	"github.com/dodona-project/dodona/cmd/dona/internal/terminal"
 )
 
@@ -90,6 +92,7 @@ func (a *app) demoServiceCommand() *cobra.Command {
 			}
 			defer done()
 			v.Credentials = creds
+			v.Say = func(line string) { fmt.Fprintf(a.errOut, "dona: %s\n", render.Clean(line)) }
 			if err := demo.Serve(cmd.Context(), v, a.stdin); err != nil {
 				return failed("DEMO", "%v", err)
 			}

@@ -104,7 +104,7 @@ Exit codes: 0 ok, 1 the operation failed, 2 the command line is wrong,
 	f.BoolVar(&a.json, "json", false, "write JSON, one object; with --watch one a line")
 	f.DurationVar(&a.timeout, "timeout", 10*time.Second, "how long to wait for an answer")
 	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
-		return usage("%v; see %s --help", err, cmd.CommandPath())
+		return usage("%s; see %s --help", flagError(err), cmd.CommandPath())
 	})
 	root.SetHelpCommand(helpCommand())
 	a.completeEach(root)

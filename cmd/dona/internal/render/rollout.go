@@ -90,7 +90,7 @@ func (s Style) Block(r Rollout) []string {
 		}
 		out = append(out, fmt.Sprintf("%s%s %-12s %3d %%", label, bar(w.GetWeight()), Clean(w.GetVariant()), w.GetWeight()))
 	}
-	if !Ended(st.GetState()) && st.GetState() != donav1.RolloutStatus_STATE_PENDING {
+	if !Ended(st.GetState()) && begun(st) {
 		out = append(out, "  dwell    "+dwell(st, r.StepDwell))
 	}
 	out = append(out, s.checks(st)...)
@@ -108,27 +108,41 @@ func (s Style) Block(r Rollout) []string {
 	return out
 }
 
-// steps marks the steps that were served (x), the one being judged (>), and the
+// begun reports whether the first step has begun: until then, and after an end
+// that came before, a rollout stands at no step.
+func begun(st *donav1.RolloutStatus) bool {
+	return st.GetStepStartedUnix() > 0 || st.GetStepPercent() > 0 || st.GetStepIndex() > 0
+}
+
+// steps marks the steps that were gone through (x), the one being judged (>), the
+// one at which it ended otherwise (!), those that a promotion left out (-), and the
 // ones to come.
 func (s Style) steps(st *donav1.RolloutStatus) string {
 	var parts []string
 	for i, percent := range st.GetSteps() {
-		mark, code := " ", dim
-		switch {
-		case st.GetState() == donav1.RolloutStatus_STATE_PROMOTED, st.GetState() != donav1.RolloutStatus_STATE_PENDING && uint32(i) < st.GetStepIndex():
-			mark, code = "x", green
-		case st.GetState() != donav1.RolloutStatus_STATE_PENDING && uint32(i) == st.GetStepIndex():
-			mark, code = ">", stateColor(st.GetState())
-			if Ended(st.GetState()) {
-				mark = "!"
-			}
-		}
-		parts = append(parts, s.paint(code, fmt.Sprintf("[%s] %d %%", mark, percent)))
+		parts = append(parts, s.step(st, i, percent))
 	}
 	if len(parts) == 0 {
 		return "-"
 	}
 	return strings.Join(parts, "   ")
+}
+
+func (s Style) step(st *donav1.RolloutStatus, i int, percent uint32) string {
+	at, mark, code := int(st.GetStepIndex()), " ", dim
+	promoted := st.GetState() == donav1.RolloutStatus_STATE_PROMOTED
+	switch {
+	case promoted && i >= at && (at < len(st.GetSteps())-1 || st.GetStepStartedUnix() == 0): // by an operator, before the last step
+		mark, code = "-", yellow
+	case promoted, begun(st) && i < at:
+		mark, code = "x", green
+	case !begun(st) || i > at:
+	case Ended(st.GetState()):
+		mark, code = "!", stateColor(st.GetState())
+	default:
+		mark, code = ">", stateColor(st.GetState())
+	}
+	return s.paint(code, fmt.Sprintf("[%s] %d %%", mark, percent))
 }
 
 func bar(percent uint32) string {

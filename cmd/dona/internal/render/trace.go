@@ -2,6 +2,7 @@ package render
 
 import (
 	"fmt"
+	"strings"
 
 	"github.com/dodona-project/dodona/sdk/dona/decide"
 )
@@ -17,7 +18,9 @@ func (s Style) Trace(t *decide.Trace) []string {
 	}
 	r := t.Result
 	if r.Error != "" {
-		return append(out, fmt.Sprintf("  %-12s %s: %s", "decision", s.Bad(r.Kind.String()), Clean(r.Error)))
+		kind := r.Kind.String()
+		why := strings.TrimPrefix(r.Error, kind+": ") // an error may begin with the word
+		return append(out, fmt.Sprintf("  %-12s %s: %s", "decision", s.Bad(kind), Clean(why)))
 	}
 	by := r.Kind.String()
 	if r.Flag != "" {
