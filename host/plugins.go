@@ -41,7 +41,7 @@ func (h *Host) newPlugins() (*plugins.Host, error) {
 		kind, name, _ := strings.Cut(id, "/")
 		o.Plugins[plugins.ID{Kind: plugins.Kind(kind), Name: name}] = plugins.PluginConfig{
 			Required: p.Required, Env: p.Env, Deadline: p.Deadline, MaxConcurrency: p.MaxConcurrency, OverrideBuiltin: p.OverrideBuiltin,
-			AddressSpace: p.AddressSpace,
+			AddressSpace: p.AddressSpace, Restricted: p.Restricted,
 		}
 	}
 	if h.config.Dev {
@@ -50,7 +50,7 @@ func (h *Host) newPlugins() (*plugins.Host, error) {
 	if h.config.PluginDir == "" {
 		return plugins.New(o)
 	}
-	dir, err := external.Open(external.Options{Dir: h.config.PluginDir, Logger: h.log.Named("plugin-dir"), Named: files(o)})
+	dir, err := external.Open(external.Options{Dir: h.config.PluginDir, Logger: h.log.Named("plugin-dir"), Named: files(o), Unpinned: h.config.Dev})
 	if err != nil {
 		return nil, err
 	}

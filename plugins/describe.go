@@ -41,6 +41,9 @@ func (g *generation) describe(ctx context.Context) error {
 	if g.description, err = checkDescription(g.id, reply); err != nil {
 		return permanent("%w", err)
 	}
+	if want := g.file.Version; want != "" && g.description.version != want {
+		return permanent("plugin calls itself version %s: expected %s, the version that is pinned; put it into the folder of its own version, and pin that", g.description.version, want)
+	}
 	most := g.description.concurrency
 	if c := g.config.MaxConcurrency; c > 0 {
 		most = min(most, c)

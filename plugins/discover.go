@@ -10,6 +10,7 @@ import (
 
 	"github.com/hashicorp/go-hclog"
 
+	"github.com/dodona-project/dodona/plugins/image"
 	"github.com/dodona-project/dodona/plugins/runner"
 )
 
@@ -54,15 +55,34 @@ func (h *Host) look() <-chan struct{} {
 // runOnce is the Run that the catalog is given.
 func (h *Host) runOnce(ctx context.Context, file File, most int) (runner.Outcome, error) {
 	dir := h.nextDir()
+	return runOnce(ctx, file, most, dir, func(pgid int) { h.watch(pgid, dir) }, h.unwatch)
+}
+
+// RunAlone is the Run of programs without a Host: nobody ends what it runs when they
+// are killed.
+func RunAlone(ctx context.Context, file File, most int) (runner.Outcome, error) {
+	dir, err := os.MkdirTemp("", "dona-run-*")
+	if err != nil {
+		return runner.Outcome{}, fmt.Errorf("make directory: %w", err)
+	}
+	return runOnce(ctx, file, most, dir, nil, nil)
+}
+
+// runOnce runs a file in a directory, which is removed afterwards.
+func runOnce(ctx context.Context, file File, most int, dir string, started, ended func(pgid int)) (runner.Outcome, error) {
+	defer func() { _ = image.Remove(dir) }()
 	private := filepath.Join(dir, "tmp")
 	if err := os.MkdirAll(private, 0o700); err != nil {
 		return runner.Outcome{}, fmt.Errorf("make directory: %w", err)
 	}
-	defer func() { _ = os.RemoveAll(dir) }()
+	program, err := file.place(filepath.Join(dir, "program"))
+	if err != nil {
+		return runner.Outcome{}, err
+	}
 	return runner.Output(ctx, runner.Config{
-		Name: filepath.Base(file.Path), Path: file.Path, Args: file.Args,
+		Name: filepath.Base(file.Path), Path: file.Path, Program: program, Args: file.Args,
 		Env: environment(private, hclog.Info, nil), Dir: private, SocketDir: private,
-		Started: func(pgid int) { h.watch(pgid, dir) }, Ended: h.unwatch,
+		Started: started, Ended: ended,
 	}, most)
 }
 
@@ -219,14 +239,5 @@ func (s *supervisor) shadow(there bool) {
 		}
 		note += fmt.Sprintf("; set plugins.%s.%s.override_builtin: true to run it instead", s.id.Kind, s.id.Name)
 	}
-	s.mu.Lock()
-	changed := s.note != note
-	s.note = note
-	s.mu.Unlock()
-	if changed {
-		s.host.notices.notify()
-		if note != "" {
-			s.logger.Error(note)
-		}
-	}
+	s.remark(note)
 }

@@ -19,6 +19,7 @@ import (
 	"google.golang.org/grpc/keepalive"
 	"google.golang.org/grpc/status"
 
+	"github.com/dodona-project/dodona/plugins/restrict"
 	"github.com/dodona-project/dodona/plugins/runner"
 	"github.com/dodona-project/dodona/sdk/plugin/schema"
 	"github.com/dodona-project/dodona/sdk/plugin/wire"
@@ -50,20 +51,24 @@ type launch struct {
 	file    File
 	config  PluginConfig
 	limits  Limits
-	version string     // of the host
-	dir     string     // made by start, removed when the process is gone
-	carry   []Instance // what the generation before was told of, last used first
-	logger  hclog.Logger
-	meter   *callMeter
-	started func(pgid int, dir string)
-	ended   func(pgid int)
-	dropped func(lines int)
+	version string // of the host
+	dir     string // made by start, removed when the process is gone
+	exe     string // of the host
+	// protocols are the wire majors of the host, newest first.
+	protocols []int
+	carry     []Instance // what the generation before was told of, last used first
+	logger    hclog.Logger
+	meter     *callMeter
+	started   func(pgid int, dir string)
+	ended     func(pgid int)
+	dropped   func(lines int)
 }
 
 // A generation is one process of a plugin, from its start to its end. Callers
 // see it only after start returned without an error.
 type generation struct {
 	launch
+	program runner.Program
 	process atomic.Pointer[runner.Process] // nil before go-plugin asked for it
 	client  *goplugin.Client
 	conn    *grpc.ClientConn // nil before the handshake
@@ -110,6 +115,10 @@ func (g *generation) begin(ctx context.Context) error {
 	if err := os.MkdirAll(tmp, 0o700); err != nil {
 		return fmt.Errorf("make directory: %w", err)
 	}
+	var err error
+	if g.program, err = g.file.place(filepath.Join(g.dir, "program")); err != nil {
+		return err
+	}
 	if err := g.connect(ctx, tmp); err != nil {
 		return err
 	}
@@ -144,7 +153,7 @@ func (g *generation) connect(ctx context.Context, tmp string) error {
 	select {
 	case err := <-done:
 		g.conn = conn
-		return g.versionError(err)
+		return g.versionError(ctx, err)
 	case <-ctx.Done():
 	}
 	// Whatever go-plugin does now ends with the process.
@@ -191,7 +200,7 @@ func dial(client *goplugin.Client) (*grpc.ClientConn, error) {
 
 // versionError says which side is too old when that is why there is no
 // connection.
-func (g *generation) versionError(err error) error {
+func (g *generation) versionError(ctx context.Context, err error) error {
 	p := g.process.Load()
 	if err == nil || p == nil {
 		return err
@@ -207,33 +216,34 @@ func (g *generation) versionError(err error) error {
 	switch {
 	case p.PID() == 0:
 		return err // the host has no room for one more process
+	case shake == nil && g.config.Restricted && p.Wait(ctx) != nil && p.Exit().Code == restrict.Refused:
+		return permanent("it cannot be started restricted")
 	case shake == nil:
 		// go-plugin's words are for its own maintainers.
 		return errors.New("the process printed no handshake line")
 	case shake.Core != goplugin.CoreProtocolVersion:
 		return permanent("plugin speaks version %d of go-plugin's protocol, the host version %d: rebuild the plugin with the host's SDK", shake.Core, goplugin.CoreProtocolVersion)
-	case shake.Version > wire.ProtocolVersion:
-		return permanent("plugin speaks plugin protocol %d, the host %d: upgrade the host", shake.Version, wire.ProtocolVersion)
-	case shake.Version < wire.ProtocolVersion:
-		return permanent("plugin speaks plugin protocol %d, the host %d: upgrade the plugin", shake.Version, wire.ProtocolVersion)
+	case shake.Version > g.protocols[0]:
+		return permanent("plugin speaks plugin protocol %d, the host %s: upgrade the host", shake.Version, protocolWords(g.protocols))
+	case shake.Version < g.protocols[len(g.protocols)-1]:
+		return permanent("plugin speaks plugin protocol %d, the host %s: upgrade the plugin", shake.Version, protocolWords(g.protocols))
 	}
 	return err
 }
 
 func (g *generation) clientConfig(tmp string, catch *connCatcher) *goplugin.ClientConfig {
 	return &goplugin.ClientConfig{
-		HandshakeConfig: goplugin.HandshakeConfig{MagicCookieKey: wire.CookieKey, MagicCookieValue: wire.CookieValue},
-		VersionedPlugins: map[int]goplugin.PluginSet{
-			wire.ProtocolVersion: {wire.PluginSet: services{}},
-		},
+		HandshakeConfig:  goplugin.HandshakeConfig{MagicCookieKey: wire.CookieKey, MagicCookieValue: wire.CookieValue},
+		VersionedPlugins: pluginSets(g.protocols),
 		RunnerFunc: func(_ hclog.Logger, cmd *exec.Cmd, socketDir string) (goplugin_runner.Runner, error) {
 			p := runner.New(runner.Config{
-				Name: g.id.String(), Path: g.file.Path, Args: g.file.Args,
+				Name: g.id.String(), Path: g.file.Path, Program: g.program, Args: g.file.Args,
 				Env:       environment(tmp, g.logger.GetLevel(), g.config.Env),
 				Dir:       tmp,
 				SocketDir: socketDir,
 
 				AddressSpace: g.config.AddressSpace,
+				Restrict:     g.restriction(),
 				Stderr:       g.output.stderr,
 				Stdout:       g.output.stdout,
 				Started:      func(pgid int) { g.started(pgid, g.dir) },
@@ -261,6 +271,15 @@ func (g *generation) clientConfig(tmp string, catch *connCatcher) *goplugin.Clie
 			grpc.WithDisableRetry(),
 		},
 	}
+}
+
+// restriction is how the process is held back, nil without. How many descriptors it
+// may have is lowered further when it has said how many calls it takes.
+func (g *generation) restriction() *runner.Restriction {
+	if !g.config.Restricted {
+		return nil
+	}
+	return &runner.Restriction{Exe: g.exe, Files: 4 * wire.MaxConcurrency}
 }
 
 // services tells go-plugin that the connection is all we want of it.

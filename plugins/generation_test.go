@@ -13,7 +13,7 @@ import (
 func TestStartWithoutAProcessSaysWhy(t *testing.T) {
 	g := new(generation)
 	g.process.Store(runner.New(runner.Config{Name: "analysis/x"}, nil))
-	err := g.versionError(errors.New("start plugin analysis/x: pipe2: too many open files"))
+	err := g.versionError(t.Context(), errors.New("start plugin analysis/x: pipe2: too many open files"))
 	if err == nil || !strings.Contains(err.Error(), "too many open files") {
 		t.Errorf("%v", err)
 	}

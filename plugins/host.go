@@ -39,8 +39,10 @@ type Host struct {
 	options Options
 	digest  string
 	metrics *metrics
-	events  *events
-	notices notices
+	// protocols are the wire majors that it understands, newest first.
+	protocols []int
+	events    *events
+	notices   notices
 
 	mu      sync.RWMutex // of plugins and looked; and no loop is begun after cancel
 	plugins map[ID]*supervisor
@@ -84,7 +86,7 @@ func New(o Options) (*Host, error) {
 		return nil, fmt.Errorf("register plugin metrics: %w", err)
 	}
 	h := &Host{
-		options: o, digest: digest, metrics: m, plugins: make(map[ID]*supervisor),
+		options: o, digest: digest, metrics: m, protocols: spoken(), plugins: make(map[ID]*supervisor),
 		budget: budget{most: o.Limits.RestartBudget, window: o.Limits.BudgetWindow},
 	}
 	h.ctx, h.cancel = context.WithCancel(context.Background())
@@ -138,6 +140,7 @@ func (h *Host) Start(context.Context) error {
 	}
 	h.mu.Unlock()
 	h.look()
+	h.background.Go(h.follow)
 	return nil
 }
 
@@ -175,6 +178,9 @@ func (h *Host) Stop(ctx context.Context) {
 		}
 		h.dog.Close() // ends what is left
 		h.run.close()
+		if c, ok := h.options.Catalog.(io.Closer); ok {
+			_ = c.Close()
+		}
 		h.events.close(eventsWait)
 	})
 }

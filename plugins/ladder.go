@@ -2,11 +2,11 @@ package plugins
 
 import (
 	"context"
-	"os"
 	"time"
 
 	"google.golang.org/protobuf/types/known/durationpb"
 
+	"github.com/dodona-project/dodona/plugins/image"
 	pluginv1 "github.com/dodona-project/dodona/proto/plugin/v1"
 )
 
@@ -82,7 +82,7 @@ func (g *generation) end(grace time.Duration) {
 	}
 	p := g.process.Load()
 	if p == nil {
-		_ = os.RemoveAll(g.dir)
+		g.remove()
 		return
 	}
 	polite := make(chan struct{})
@@ -112,5 +112,11 @@ func (g *generation) end(grace time.Duration) {
 		_ = g.conn.Close()
 	}
 	g.background.Wait()
-	_ = os.RemoveAll(g.dir)
+	g.remove()
+}
+
+// remove leaves nothing of the generation on disk, and lets its program go.
+func (g *generation) remove() {
+	_ = image.Remove(g.dir)
+	g.file.close()
 }

@@ -58,6 +58,10 @@ type PluginConfig struct {
 	MaxConcurrency int               // cap on calls in flight; default: what the plugin asks for
 	AddressSpace   uint64            // cap on what it may have mapped, in bytes, at least MinAddressSpace; default: none. Linux only
 
+	// Restricted starts it with less than the host's user may do; see package
+	// restrict. The program has to run Dispatch.
+	Restricted bool
+
 	// OverrideBuiltin has the catalog's file of this name run in place of the
 	// built-in. Without it the built-in runs and the file is left alone.
 	OverrideBuiltin bool

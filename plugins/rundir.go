@@ -14,6 +14,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/dodona-project/dodona/plugins/image"
 	"github.com/dodona-project/dodona/plugins/runner"
 )
 
@@ -78,7 +79,7 @@ func makeRunDir(parent string) (path string, err error) {
 }
 
 func (d *runDir) close() {
-	_ = os.RemoveAll(d.path)
+	_ = image.Remove(d.path)
 	_ = d.lock.Close()
 }
 
@@ -128,7 +129,7 @@ func sweepRunDirs(parent string) {
 			continue
 		}
 		runner.KillStraysBelow(dir)
-		_ = os.RemoveAll(dir)
+		_ = image.Remove(dir)
 	}
 }
 

@@ -9,6 +9,7 @@ import (
 
 	"github.com/hashicorp/go-hclog"
 
+	"github.com/dodona-project/dodona/plugins/restrict"
 	"github.com/dodona-project/dodona/sdk/plugin/schema"
 )
 
@@ -63,7 +64,10 @@ type supervisor struct {
 	gone      bool        // the host has forgotten it
 	current   *generation // nil unless it takes calls
 	version   string
-	file      File           // what was last started
+	file      File           // what was last started, or was to be
+	unfound   bool           // there was nothing to start the last time
+	seen      sight          // of the file, the last time that somebody looked whether it changed
+	following bool           // a reload for a change is under way
 	schema    *schema.Schema // this and abilities: of the last generation that started
 	abilities []string
 	carry     []Instance
@@ -220,6 +224,9 @@ func (s *supervisor) awaitWanted(ctx context.Context) bool {
 // launch starts the next generation; it is not published yet.
 func (s *supervisor) launch(ctx context.Context) (*generation, error) {
 	file, err := s.find()
+	s.mu.Lock()
+	s.unfound = err != nil
+	s.mu.Unlock()
 	if err != nil {
 		return nil, permanent("%w", err)
 	}
@@ -230,7 +237,7 @@ func (s *supervisor) launch(ctx context.Context) (*generation, error) {
 	l := launch{
 		id: s.id, number: s.number, file: file, config: s.config,
 		limits: s.host.options.Limits, version: s.host.options.HostVersion,
-		dir: s.host.nextDir(), carry: s.carry, logger: s.logger,
+		dir: s.host.nextDir(), exe: s.host.options.Exe, protocols: s.host.protocols, carry: s.carry, logger: s.logger,
 		meter:   s.host.metrics.callMeter(s.id),
 		started: s.host.watch, ended: s.host.unwatch,
 		dropped: func(n int) {
@@ -239,6 +246,9 @@ func (s *supervisor) launch(ctx context.Context) (*generation, error) {
 	}
 	s.mu.Unlock()
 	s.host.metrics.starts.WithLabelValues(string(s.id.Kind), s.id.Name).Inc()
+	if s.config.Restricted && restrict.LandlockVersion() == 0 {
+		s.logger.Warn("restricted without Landlock, which this system does not have: it can read and write what the host's user can")
+	}
 	return start(ctx, l)
 }
 

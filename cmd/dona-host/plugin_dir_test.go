@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -64,9 +65,7 @@ func TestPluginIsDroppedIn(t *testing.T) {
 	if err := choose(); status.Code(err) != codes.InvalidArgument {
 		t.Fatalf("a strategy that is not there: %v", err)
 	}
-	if err := os.Link(built, place("strategy-new")); err != nil {
-		t.Fatal(err)
-	}
+	stampPlugin(t, built, place("strategy-new"), "strategy-new", "1.0.0")
 	until(t, "the new strategy to be taken", func() bool { return choose() == nil })
 	until(t, "a plan by it", func() bool {
 		s, err := client.GetStatus(ctx, &donav1.GetStatusRequest{Service: "web"})
@@ -83,6 +82,22 @@ func TestPluginIsDroppedIn(t *testing.T) {
 		t.Error("the plugin lives")
 	}
 	p.ledger()
+}
+
+// stampPlugin writes the plugin of the tests of package external, built, to path as one
+// of a name and a version.
+func stampPlugin(t *testing.T, built, path, name, version string) {
+	t.Helper()
+	program, err := os.ReadFile(built)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(path+".new", fmt.Appendf(program, "\nDONA %s %s\n", name, version), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Rename(path+".new", path); err != nil {
+		t.Fatal(err)
+	}
 }
 
 // A plugin directory that is none: nothing is started, and the answer says why.

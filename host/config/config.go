@@ -83,6 +83,7 @@ type Plugin struct {
 	MaxConcurrency int               // calls at once; 0 = what the plugin says
 	AddressSpace   uint64            // bytes that it may have mapped; 0 = no limit
 
+	Restricted      bool // with less than the host's user may do
 	OverrideBuiltin bool // a file of the plugin directory runs in place of the built-in
 }
 
@@ -292,7 +293,7 @@ func Settings() []Setting {
 			Help: "file of mode 0600 with the authority's key, in PEM",
 			set:  text(func(c *Config) *string { return &c.CAKey })},
 		{Key: "plugins.dir", Flag: "plugin-dir", Default: "",
-			Help: "directory of plugins that are files; with dev only, because files are not pinned yet",
+			Help: "directory of plugins that are files, and of plugins.lock, which pins them; with dev unpinned ones run, too",
 			set:  text(func(c *Config) *string { return &c.PluginDir })},
 		{Key: "plugins.backoff.min", Flag: "plugins-backoff-min", Default: "250ms",
 			Help: "shortest wait before a plugin that ended is started again",
@@ -342,8 +343,6 @@ func (c *Config) check(where func(key string) string) (problems []Problem) {
 	}
 	if c.PluginDir != "" {
 		switch info, err := os.Stat(c.PluginDir); {
-		case !c.Dev:
-			add("plugins.dir", "is %q: files need pinning, which is not part of this version yet; allowed with dev only", short(c.PluginDir))
 		case err != nil:
 			add("plugins.dir", "is %q: %s; make it, or leave the setting out", short(c.PluginDir), unwrapped(err))
 		case !info.IsDir():

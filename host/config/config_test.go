@@ -78,11 +78,11 @@ func TestPrecedence(t *testing.T) {
 	if c.TrustDomain != "file.example" || c.LogLevel != "error" || c.Heartbeat != 3*time.Second {
 		t.Errorf("the file, the environment and the flag give %s, %s, %s", c.TrustDomain, c.LogLevel, c.Heartbeat)
 	}
-	c, problems = load(t, "dev: true\nplugins:\n  analysis:\n    prometheus:\n      required: true\n      deadline: 2s\n      maxConcurrency: 8\n      maxAddressSpaceMiB: 2048\n      env: {A: b}\n      override_builtin: true\n", nil, nil)
+	c, problems = load(t, "dev: true\nplugins:\n  analysis:\n    prometheus:\n      required: true\n      deadline: 2s\n      maxConcurrency: 8\n      maxAddressSpaceMiB: 2048\n      restricted: true\n      env: {A: b}\n      override_builtin: true\n", nil, nil)
 	if problems != nil {
 		t.Fatal(problems)
 	}
-	if p := c.Plugins["analysis/prometheus"]; !p.Required || p.Deadline != 2*time.Second || p.MaxConcurrency != 8 || p.AddressSpace != 2<<30 || p.Env["A"] != "b" || !p.OverrideBuiltin {
+	if p := c.Plugins["analysis/prometheus"]; !p.Required || p.Deadline != 2*time.Second || p.MaxConcurrency != 8 || p.AddressSpace != 2<<30 || p.Env["A"] != "b" || !p.OverrideBuiltin || !p.Restricted {
 		t.Errorf("the plugin's settings are %+v", p)
 	}
 }
@@ -140,6 +140,7 @@ func TestBadFiles(t *testing.T) {
 		{"plugin address space", "dev: true\nplugins:\n  strategy:\n    a: {maxAddressSpaceMiB: 1023}\n", ":4:29", "plugins.strategy.a.maxAddressSpaceMiB", "1024 to 1048576"},
 		{"plugin concurrency", "dev: true\nplugins:\n  strategy:\n    a: {maxConcurrency: 0}\n", ":4:25", "plugins.strategy.a.maxConcurrency", "1 to 1024"},
 		{"plugin env", "dev: true\nplugins:\n  strategy:\n    a: {env: {\"A=B\": c}}\n", ":4:15", "plugins.strategy.a.env.A=B", "names without ="},
+		{"restricted", "dev: true\nplugins:\n  strategy:\n    a: {restricted: 1}\n", ":4:21", "plugins.strategy.a.restricted", "true and false"},
 		{"override", "dev: true\nplugins:\n  strategy:\n    a: {override_builtin: maybe}\n", ":4:27", "plugins.strategy.a.override_builtin", "true and false"},
 		{"no plugin directory", "dev: true\nplugins:\n  dir: /nonexistent/plugins\n", ":3:8", "plugins.dir", "no such file or directory; make it, or leave the setting out"},
 		{"a file for a plugin directory", "dev: true\nplugins:\n  dir: /dev/null\n", ":3:8", "plugins.dir", "is not a directory"},
@@ -203,18 +204,19 @@ func TestNotAFile(t *testing.T) {
 	}
 }
 
-// Files are not pinned yet, so that only a host for development runs them.
-func TestPluginDirectoryNeedsDev(t *testing.T) {
+func TestPluginDirectory(t *testing.T) {
 	dir := t.TempDir()
-	c, problems := loadFile(t, "", nil, map[string]string{"dev": "true", "plugin-dir": dir})
-	if problems != nil || c.PluginDir != dir {
-		t.Errorf("with dev: %v", problems)
-	}
-	_, problems = loadFile(t, "", nil, map[string]string{"plugin-dir": dir})
-	if !slices.ContainsFunc(problems, func(p config.Problem) bool {
-		return p.Where == "--plugin-dir" && p.Key == "plugins.dir" && strings.Contains(p.Text, "pinning")
-	}) {
-		t.Errorf("without: %v", problems)
+	for _, dev := range []string{"true", "false"} {
+		c, problems := loadFile(t, "", nil, map[string]string{"dev": dev, "identity-dir": dir, "plugin-dir": dir})
+		if slices.ContainsFunc(problems, func(p config.Problem) bool { return p.Key == "plugins.dir" }) || problems == nil && c.PluginDir != dir {
+			t.Errorf("with dev %s: %v", dev, problems)
+		}
+		_, problems = loadFile(t, "", nil, map[string]string{"dev": dev, "identity-dir": dir, "plugin-dir": "/nonexistent/plugins"})
+		if !slices.ContainsFunc(problems, func(p config.Problem) bool {
+			return p.Where == "--plugin-dir" && p.Key == "plugins.dir" && strings.Contains(p.Text, "no such file")
+		}) {
+			t.Errorf("with dev %s, without the directory: %v", dev, problems)
+		}
 	}
 }
 

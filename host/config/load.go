@@ -214,7 +214,7 @@ func (l *loader) mapping(n *yaml.Node, prefix string, settings map[string]Settin
 var pluginKinds = []string{"analysis", "probe", "strategy"}
 
 // pluginSettings are those of a single plugin, as an error lists them.
-const pluginSettings = "deadline, env, maxAddressSpaceMiB, maxConcurrency, override_builtin, required"
+const pluginSettings = "deadline, env, maxAddressSpaceMiB, maxConcurrency, override_builtin, required, restricted"
 
 // under lists the words that may follow prefix.
 func under(settings map[string]Setting, prefix string) []string {
@@ -281,6 +281,8 @@ func (l *loader) plugin(n *yaml.Node, prefix string) (p Plugin) {
 		switch keyNode.Value {
 		case "required":
 			p.Required = l.truth(value, key)
+		case "restricted":
+			p.Restricted = l.truth(value, key)
 		case "override_builtin":
 			p.OverrideBuiltin = l.truth(value, key)
 		case "deadline":

@@ -22,10 +22,10 @@ import (
 
 // Limits of asking files what they are.
 const (
-	describeTime = 2 * time.Second // one file
-	describeAll  = 5 * time.Second // one List
-	describeMost = 64 << 10        // bytes of stdout
-	busyWait     = 20 * time.Millisecond
+	describeTime = 2 * time.Second  // one file
+	examineTime  = 20 * time.Second // one that somebody installs or pins, who waits for nothing else
+	describeAll  = 5 * time.Second  // one List
+	describeMost = 64 << 10         // bytes of stdout
 	atOnce       = 4
 	// askAgain is how long a file that gave no answer is left in peace, unless
 	// it changes: the machine may have been busy.
@@ -118,7 +118,7 @@ func (d *Dir) ask(ctx context.Context, run plugins.Run, name string, f *file) (p
 	var err error
 	asked := run != nil && ctx.Err() == nil
 	if asked {
-		kind, err = describe(ctx, run, name, f.path)
+		kind, err = d.describe(ctx, run, name, f)
 	}
 	switch {
 	case asked && (err == nil || ctx.Err() == nil):
@@ -137,16 +137,33 @@ func (d *Dir) ask(ctx context.Context, run plugins.Run, name string, f *file) (p
 	return kind, err
 }
 
-// describe has a file run with --describe, and returns the kind it says.
-func describe(ctx context.Context, run plugins.Run, name, path string) (plugins.Kind, error) {
-	ctx, cancel := context.WithTimeout(ctx, describeTime)
-	defer cancel()
-	file := plugins.File{Path: path, Args: []string{"--describe"}, Source: plugins.SourceFile}
-	out, err := run(ctx, file, describeMost)
-	for errors.Is(err, syscall.ETXTBSY) && ctx.Err() == nil { // somebody is writing it
-		time.Sleep(busyWait)
-		out, err = run(ctx, file, describeMost)
+// describe has a copy of a file run with --describe, and returns the kind it says.
+func (d *Dir) describe(ctx context.Context, run plugins.Run, name string, f *file) (plugins.Kind, error) {
+	program, digest, err := d.load(f, "")
+	if err != nil {
+		return "", err
 	}
+	defer program.Close()
+	said, err := describe(ctx, run, plugins.File{Path: f.path, Digest: digest, Source: plugins.SourceFile, Program: program}, describeTime)
+	if err != nil {
+		return "", err
+	}
+	if said.GetName() != name {
+		return "", fmt.Errorf("with --describe it calls itself %.64q: its file and folder must have its name", said.GetName())
+	}
+	kind, ok := plugins.KindOf(said.GetKind())
+	if !ok {
+		return "", fmt.Errorf("with --describe it says it is of kind %s: this host runs %s", strings.ToLower(strings.TrimPrefix(said.GetKind().String(), "KIND_")), plugins.KindWords)
+	}
+	return kind, nil
+}
+
+// describe has a file run with --describe, and returns what it says.
+func describe(ctx context.Context, run plugins.Run, file plugins.File, within time.Duration) (*pluginv1.DescribeReply, error) {
+	ctx, cancel := context.WithTimeout(ctx, within)
+	defer cancel()
+	file.Args = []string{"--describe"}
+	out, err := run(ctx, file, describeMost)
 	var refused *runner.StartError
 	words := line.Of(out.LastLine, 300)
 	if words != "" {
@@ -154,24 +171,17 @@ func describe(ctx context.Context, run plugins.Run, name, path string) (plugins.
 	}
 	switch {
 	case errors.As(err, &refused):
-		return "", refused
+		return nil, refused
 	case errors.Is(err, context.DeadlineExceeded):
-		return "", fmt.Errorf("run with --describe it has not ended within %v%s", describeTime, words)
+		return nil, fmt.Errorf("run with --describe it has not ended within %v%s", within, words)
 	case err != nil:
-		return "", fmt.Errorf("run with --describe: %w%s", err, words)
+		return nil, fmt.Errorf("run with --describe: %w%s", err, words)
 	case out.Exit.Code != 0:
-		return "", fmt.Errorf("run with --describe it ended with %s%s", out.Exit, words)
+		return nil, fmt.Errorf("run with --describe it ended with %s%s", out.Exit, words)
 	}
-	var reply pluginv1.DescribeReply
-	if err := (protojson.UnmarshalOptions{DiscardUnknown: true}).Unmarshal(out.Stdout, &reply); err != nil {
-		return "", fmt.Errorf("what it prints with --describe is not a description in JSON%s", words)
+	reply := new(pluginv1.DescribeReply)
+	if err := (protojson.UnmarshalOptions{DiscardUnknown: true}).Unmarshal(out.Stdout, reply); err != nil {
+		return nil, fmt.Errorf("what it prints with --describe is not a description in JSON%s", words)
 	}
-	if said := reply.GetName(); said != name {
-		return "", fmt.Errorf("with --describe it calls itself %.64q: its file and folder must have its name", said)
-	}
-	kind, ok := plugins.KindOf(reply.GetKind())
-	if !ok {
-		return "", fmt.Errorf("with --describe it says it is of kind %s: this host runs %s", strings.ToLower(strings.TrimPrefix(reply.GetKind().String(), "KIND_")), plugins.KindWords)
-	}
-	return kind, nil
+	return reply, nil
 }

@@ -1,27 +1,34 @@
 // Package external finds plugins that are files in a directory:
 //
 //	DIR/<name>/<version>/<os>_<arch>/<name>
+//	DIR/plugins.lock
 //
-// It is the catalog that a host gives to package plugins: the newest semantic
-// version with a folder for this platform is the one that runs, and everything
-// that does not fit the pattern is ignored. What it promises: a file that Find
-// returns is a regular executable file below DIR, reached without leaving it,
-// that only its owner can write, and the owner is the user of this process or
-// root; the same holds for every folder on the way. Whatever is wrong is told
-// with its path, the reason and what to do.
+// It is the catalog that a program gives to package plugins, and what "dona plugin
+// install", "lock" and "verify" work with. The lock says which version of a plugin
+// runs, of which kind it is, and the digest that its file has to have (package lock).
+// What it does not name does not run, unless Options.Unpinned lets it: then the
+// newest version for this platform does. Everything that does not fit the pattern is
+// ignored.
 //
-// It has the host run a file only to ask what kind of plugin it is (--describe).
-// It does not pin: whoever can write to DIR chooses what runs.
+// What it promises: what Find returns is a copy that nobody can change, of a file
+// with the digest that is pinned (package image). The file is a regular executable
+// below DIR, reached without leaving it, that only its owner can write, and the owner
+// is the user of this process or root; the same holds for every folder on the way,
+// and for the lock. A program runs alone, without what is beside its file; anything
+// else, a script, runs with its folder, and the digest is the folder's. Whatever is
+// wrong is told with its path, what was expected, what is there and what to do.
+//
+// A file that is not pinned is run, with --describe, to ask what kind of plugin it is.
 package external
 
 import (
 	"cmp"
 	"context"
 	"fmt"
+	"maps"
 	"os"
 	"path"
 	"path/filepath"
-	"regexp"
 	"runtime"
 	"slices"
 	"sync"
@@ -31,13 +38,13 @@ import (
 	"github.com/hashicorp/go-hclog"
 
 	"github.com/dodona-project/dodona/plugins"
+	"github.com/dodona-project/dodona/plugins/lock"
 )
 
 // Limits of a directory.
 const (
-	MaxNames    = 256       // plugins
-	MaxVersions = 256       // of one plugin, the newest
-	MaxSize     = 512 << 20 // bytes of a file
+	MaxNames    = 256 // plugins
+	MaxVersions = 256 // of one plugin, the newest
 
 	// maxEntries is how much of one folder is looked through, whatever is in it.
 	maxEntries = 16_384
@@ -50,20 +57,25 @@ type Options struct {
 	// Named are plugins that the configuration names: they are listed also
 	// while there is no file, and their kind is not asked of the file.
 	Named []plugins.ID
+	// Unpinned lets plugins run that the lock does not name: for development.
+	Unpinned bool
 }
 
 // A Dir is a directory of plugins. Its methods may be called concurrently.
 type Dir struct {
 	path     string
 	platform string
+	unpinned bool
 	log      hclog.Logger
 	named    map[string][]plugins.ID
 
-	mu      sync.Mutex
-	digests map[string]digest // by path
-	kinds   map[string]answer // by path, what files said of themselves
-	said    map[string]plugins.Kind
-	asked   map[string]time.Time // by name, when its file last had the time to answer
+	images images
+	mu     sync.Mutex
+	pins   lastLock
+	sums   map[string]sum    // by path, of files and folders
+	kinds  map[string]answer // by path, what files said of themselves
+	said   map[string]plugins.Kind
+	asked  map[string]time.Time // by name, when its file last had the time to answer
 }
 
 var _ plugins.Catalog = (*Dir)(nil)
@@ -81,8 +93,8 @@ func Open(o Options) (*Dir, error) {
 		return nil, fmt.Errorf("plugin directory %s is not a directory: choose another", o.Dir)
 	}
 	d := &Dir{
-		path: dir, platform: runtime.GOOS + "_" + runtime.GOARCH, log: o.Logger,
-		named: map[string][]plugins.ID{}, digests: map[string]digest{}, kinds: map[string]answer{}, said: map[string]plugins.Kind{}, asked: map[string]time.Time{},
+		path: dir, platform: Platform, unpinned: o.Unpinned, log: o.Logger,
+		named: map[string][]plugins.ID{}, sums: map[string]sum{}, kinds: map[string]answer{}, said: map[string]plugins.Kind{}, asked: map[string]time.Time{},
 	}
 	if d.log == nil {
 		d.log = hclog.NewNullLogger()
@@ -93,31 +105,61 @@ func Open(o Options) (*Dir, error) {
 	return d, nil
 }
 
-var nameGrammar = regexp.MustCompile(`^[a-z0-9][a-z0-9-]{0,62}$`)
+// Platform is that of this program, as the directory and the lock name it.
+const Platform = runtime.GOOS + "_" + runtime.GOARCH
 
-// List names the plugins in the directory and those that the configuration
-// names. A file that cannot be asked for its kind has that of the one before it,
-// and plugins.KindUnknown without one. It takes at most five seconds: a file whose
-// turn did not come, or for which run is nil, is left out until it has answered.
+// Path is the directory's, absolute and without symbolic links.
+func (d *Dir) Path() string { return d.path }
+
+// Close lets go of the copies that are kept for the next start of their plugin. What
+// runs from them goes on.
+func (d *Dir) Close() error {
+	d.images.forget()
+	return nil
+}
+
+// List names the plugins that are pinned, with the kind that the lock says, those that
+// the configuration names, and those whose file is there: what is not pinned is
+// plugins.KindUnknown, so that operators see it and Find can say why it does not run.
+// Where it does run, the file says which kind it is; one that cannot be asked has the
+// kind of the file before it, and plugins.KindUnknown without one. It takes at most
+// five seconds: a file whose turn did not come, or for which run is nil, is left out
+// until it has answered.
 func (d *Dir) List(ctx context.Context, run plugins.Run) []plugins.ID {
-	ask := slices.DeleteFunc(d.names(), func(name string) bool { return d.named[name] != nil })
-	ids := make([]plugins.ID, 0, len(ask)+len(d.named))
-	for name, kind := range d.kindsOf(ctx, run, ask) {
-		ids = append(ids, plugins.ID{Kind: kind, Name: name})
-	}
+	all := map[plugins.ID]bool{}
 	for _, named := range d.named {
-		ids = append(ids, named...)
+		for _, id := range named {
+			all[id] = true
+		}
 	}
-	slices.SortFunc(ids, func(a, b plugins.ID) int { return cmp.Compare(a.String(), b.String()) })
-	return ids
+	pinned, _ := d.lastPins() // what is wrong with it, Find says of each
+	for _, e := range pinned.Entries() {
+		if d.named[e.Name] == nil {
+			all[plugins.ID{Kind: plugins.Kind(e.Kind), Name: e.Name}] = true
+		}
+	}
+	others := slices.DeleteFunc(d.names(), func(name string) bool {
+		_, ok := pinned.Entry(name)
+		return ok || d.named[name] != nil
+	})
+	if d.unpinned {
+		for name, kind := range d.kindsOf(ctx, run, others) {
+			all[plugins.ID{Kind: kind, Name: name}] = true
+		}
+	} else {
+		for _, name := range others {
+			all[plugins.ID{Kind: plugins.KindUnknown, Name: name}] = true
+		}
+	}
+	return slices.SortedFunc(maps.Keys(all), func(a, b plugins.ID) int { return cmp.Compare(a.String(), b.String()) })
 }
 
 // names are the folders of DIR that can be plugins and have something for this
 // platform.
 func (d *Dir) names() (names []string) {
 	for _, e := range d.entries(".") {
-		if !nameGrammar.MatchString(e) {
-			d.log.Debug("ignored in the plugin directory: a name is 1 to 63 of a-z, 0-9 and -", "entry", e)
+		if !lock.ValidName(e) {
+			d.log.Debug("ignored in the plugin directory: a name is "+lock.NameWords, "entry", e)
 			continue
 		}
 		if _, err := d.newest(e); err != nil {
@@ -158,61 +200,27 @@ func (d *Dir) entries(rel string) []string {
 // newest returns the place below DIR where the newest version of a plugin for
 // this platform has its file.
 func (d *Dir) newest(name string) (rel string, err error) {
-	var versions []version
+	var versions []lock.Version
 	for _, e := range d.entries(name) {
-		v, ok := parseVersion(e)
+		v, ok := lock.ParseVersion(e)
 		if !ok {
 			d.log.Debug("ignored in the plugin directory: not a semantic version", "entry", path.Join(name, e))
 			continue
 		}
 		versions = append(versions, v)
 	}
-	slices.SortFunc(versions, func(v, w version) int {
-		if w.less(v) {
+	slices.SortFunc(versions, func(v, w lock.Version) int {
+		if w.Less(v) {
 			return -1
 		}
 		return 1
 	})
 	for _, v := range versions[:min(len(versions), MaxVersions)] {
-		if info, err := os.Stat(filepath.Join(d.path, name, v.text, d.platform)); err == nil && info.IsDir() {
-			return path.Join(name, v.text, d.platform, name), nil
+		if info, err := os.Stat(filepath.Join(d.path, name, v.String(), d.platform)); err == nil && info.IsDir() {
+			return path.Join(name, v.String(), d.platform, name), nil
 		}
-		d.log.Debug("ignored in the plugin directory: not for this platform", "entry", path.Join(name, v.text), "platform", d.platform)
+		d.log.Debug("ignored in the plugin directory: not for this platform", "entry", path.Join(name, v.String()), "platform", d.platform)
 	}
 	return "", fmt.Errorf("%s has no <version>/%s/%s: put the plugin's file there",
 		filepath.Join(d.path, name), d.platform, name)
-}
-
-// Find returns the file of a plugin, or says why it is not run. It reads the whole
-// file.
-func (d *Dir) Find(id plugins.ID) (plugins.File, error) { return d.find(id, d.digest) }
-
-// Look is Find, and reads the file only when it has changed since it last did.
-func (d *Dir) Look(id plugins.ID) (plugins.File, error) { return d.find(id, d.lastDigest) }
-
-func (d *Dir) find(id plugins.ID, digest func(*file) (string, error)) (plugins.File, error) {
-	if !nameGrammar.MatchString(id.Name) {
-		return plugins.File{}, fmt.Errorf("plugin name %.64q: allowed are 1 to 63 of a-z, 0-9 and -", id.Name)
-	}
-	rel, err := d.newest(id.Name)
-	if err != nil {
-		return plugins.File{}, err
-	}
-	f, err := d.open(rel)
-	if err != nil {
-		return plugins.File{}, err
-	}
-	defer func() { _ = f.Close() }()
-	if id.Kind == plugins.KindUnknown {
-		kind, err := d.ask(context.Background(), nil, id.Name, f)
-		if err == nil {
-			err = fmt.Errorf("%s is of kind %s now: use %s/%s", f.path, kind, kind, id.Name)
-		}
-		return plugins.File{}, err
-	}
-	sum, err := digest(f)
-	if err != nil {
-		return plugins.File{}, err
-	}
-	return plugins.File{Path: f.path, Digest: sum, Source: plugins.SourceFile}, nil
 }

@@ -4,6 +4,7 @@ package external_test
 
 import (
 	"crypto/sha256"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -56,11 +57,8 @@ func TestNewestVersionOfThisPlatformIsFound(t *testing.T) {
 	if err != nil || f.Path != path || f.Source != plugins.SourceFile || len(f.Args) != 0 {
 		t.Fatalf("%+v, %v", f, err)
 	}
-	text, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if want := fmt.Sprintf("sha256:%x", sha256.Sum256(text)); f.Digest != want {
+	f.Program.Close()
+	if want := folderDigest(t, filepath.Dir(path)); f.Digest != want {
 		t.Errorf("digest %s, want %s", f.Digest, want)
 	}
 }
@@ -113,7 +111,7 @@ func TestRefused(t *testing.T) {
 		{"a pipe for its folder", instead("mine/1.0.0", func(path string) error { return syscall.Mkfifo(path, 0o755) }), "mine", "has no <version>"},
 		{"a pipe for its name", instead("mine", func(path string) error { return syscall.Mkfifo(path, 0o755) }), "mine", "has no <version>"},
 		{"not executable", chmod(0o644, file), file, "is not executable: run chmod +x on it"},
-		{"the group can write", chmod(0o775, file), file, "has mode 0775, so that others can change what runs: run chmod go-w on it"},
+		{"the group can write", chmod(0o775, file), file, "has mode 0775, so that others can change what runs: expected is that only its owner can write; run chmod go-w on it"},
 		{"all can write", chmod(0o757, file), file, "has mode 0757"},
 		{"all can write the version", chmod(0o777, "mine/1.0.0"), "mine/1.0.0", "has mode 0777"},
 		{"all can write the platform", chmod(0o777, "mine/1.0.0/"+platform), "mine/1.0.0/" + platform, "has mode 0777"},
@@ -139,7 +137,23 @@ func TestRefused(t *testing.T) {
 				return err
 			}
 			return os.Symlink("../../build", filepath.Join(dir, file))
+		}, "mine/build", "a script runs with its folder, so that it has to be there itself"},
+		{"a link inside its folder", func(dir string) error {
+			if err := os.Rename(filepath.Join(dir, file), filepath.Join(dir, file+".sh")); err != nil {
+				return err
+			}
+			return os.Symlink("mine.sh", filepath.Join(dir, file))
 		}, "", ""},
+		{"a link out of its folder beside it", func(dir string) error { return os.Symlink(good, filepath.Join(dir, file+".lib")) },
+			"mine/1.0.0/" + platform, "mine.lib is a symbolic link to \"" + good + "\": allowed are those that lead to something in the plugin's folder"},
+		{"a file that all can write beside it", func(dir string) error {
+			return errors.Join(os.WriteFile(filepath.Join(dir, file+".lib"), nil, 0o644), os.Chmod(filepath.Join(dir, file+".lib"), 0o666))
+		}, file + ".lib", "has mode 0666"},
+		{"a setuid file beside it", func(dir string) error {
+			return errors.Join(os.WriteFile(filepath.Join(dir, file+".lib"), nil, 0o644), os.Chmod(filepath.Join(dir, file+".lib"), os.ModeSetuid|0o755))
+		}, file + ".lib", "is setuid or setgid"},
+		{"a pipe beside it", func(dir string) error { return syscall.Mkfifo(filepath.Join(dir, file+".pipe"), 0o644) },
+			"mine/1.0.0/" + platform, "mine.pipe is not a regular file"},
 		{"a link inside to a folder that all can write", func(dir string) error {
 			if err := os.Mkdir(filepath.Join(dir, "shared"), 0o755); err != nil {
 				return err
@@ -311,10 +325,14 @@ func TestUnchangedFilesAreNotReadAgain(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if want := fmt.Sprintf("sha256:%x", sha256.Sum256([]byte(content))); f.Digest != want {
+		read := readBytes(t) - before
+		if f.Program != nil {
+			f.Program.Close()
+		}
+		if want := folderDigest(t, filepath.Dir(path)); f.Digest != want {
 			t.Fatalf("the digest is %s, want %s", f.Digest, want)
 		}
-		return readBytes(t)-before >= len(content)
+		return read >= len(content)
 	}
 	for range 2 {
 		if !reads(d.Look) {
@@ -329,6 +347,28 @@ func TestUnchangedFilesAreNotReadAgain(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
+}
+
+// folderDigest is that of a folder of files, by its definition.
+func folderDigest(t testing.TB, folder string) string {
+	t.Helper()
+	entries, err := os.ReadDir(folder)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var lines strings.Builder
+	for _, e := range entries {
+		text, err := os.ReadFile(filepath.Join(folder, e.Name()))
+		if err != nil {
+			t.Fatal(err)
+		}
+		info, err := e.Info()
+		if err != nil {
+			t.Fatal(err)
+		}
+		fmt.Fprintf(&lines, "%04o %x %s\n", info.Mode().Perm(), sha256.Sum256(text), e.Name())
+	}
+	return fmt.Sprintf("sha256:%x", sha256.Sum256([]byte(lines.String())))
 }
 
 // readBytes is how much this process has read so far.
@@ -377,7 +417,7 @@ func TestTooManyEntries(t *testing.T) {
 // A plugin has the name of its folder, also when its file is a link to another.
 func TestALinkInsideIsAsked(t *testing.T) {
 	dir := t.TempDir()
-	path := script(t, dir, "mine", "1.0.0", says("mine", kindAnalysis))
+	path := install(t, dir, "mine", "1.0.0")
 	if err := os.Rename(path, filepath.Join(dir, "mine", "build")); err != nil {
 		t.Fatal(err)
 	}

@@ -1,17 +1,15 @@
 package external
 
 import (
-	"crypto/sha256"
-	"encoding/hex"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
 	"strings"
 	"syscall"
-	"time"
+
+	"github.com/dodona-project/dodona/plugins/image"
 )
 
 // maxLinks is how many symbolic links may be on the way to one file.
@@ -20,8 +18,11 @@ const maxLinks = 16
 // A file is a plugin's file that is fit to run, open for reading.
 type file struct {
 	*os.File
-	path string // absolute; without symbolic links
-	info fs.FileInfo
+	path   string // absolute; without symbolic links
+	info   fs.FileInfo
+	script bool   // it is no program by itself: its folder counts
+	folder string // that it is looked for in, absolute
+	name   string // by which it is looked for there
 }
 
 // open walks from DIR to a file, component by component, and refuses it when
@@ -69,7 +70,7 @@ func (d *Dir) open(rel string) (*file, error) {
 			rest = append(strings.Split(filepath.ToSlash(to), "/"), rest...)
 			continue
 		case len(rest) == 0:
-			return d.openFile(full, info)
+			return d.openFile(full, info, filepath.Join(d.path, rel))
 		case !info.IsDir():
 			return nil, fmt.Errorf("%s is not a directory: expected %s", full, filepath.Join(d.path, rel))
 		}
@@ -84,8 +85,11 @@ func (d *Dir) open(rel string) (*file, error) {
 // trusted refuses what others than its owner can change, and owners other than
 // this user and root.
 func trusted(full string, info fs.FileInfo) error {
+	if info.Mode().IsRegular() && info.Mode()&(fs.ModeSetuid|fs.ModeSetgid) != 0 {
+		return fmt.Errorf("%s is setuid or setgid: a plugin runs as the host's user; run chmod ug-s on it", full)
+	}
 	if mode := info.Mode().Perm(); mode&0o022 != 0 {
-		return fmt.Errorf("%s has mode %#o, so that others can change what runs: run chmod go-w on it", full, mode)
+		return fmt.Errorf("%s has mode %#o, so that others can change what runs: expected is that only its owner can write; run chmod go-w on it", full, mode)
 	}
 	if st, ok := info.Sys().(*syscall.Stat_t); ok && st.Uid != 0 && int(st.Uid) != os.Geteuid() {
 		return fmt.Errorf("%s belongs to user %d: it must belong to user %d, who runs the host, or to root; run chown on it", full, st.Uid, os.Geteuid())
@@ -93,19 +97,18 @@ func trusted(full string, info fs.FileInfo) error {
 	return nil
 }
 
-// openFile opens the last component when it is fit to run.
-func (d *Dir) openFile(full string, info fs.FileInfo) (*file, error) {
+// openFile opens the last component when it is fit to run; place is where it was
+// looked for.
+func (d *Dir) openFile(full string, info fs.FileInfo, place string) (*file, error) {
 	switch {
 	case info.IsDir():
 		return nil, fmt.Errorf("%s is a directory: put the plugin's file in its place", full)
 	case !info.Mode().IsRegular():
 		return nil, fmt.Errorf("%s is not a regular file: put the plugin's file in its place", full)
-	case info.Mode()&(fs.ModeSetuid|fs.ModeSetgid) != 0:
-		return nil, fmt.Errorf("%s is setuid or setgid: a plugin runs as the host's user; run chmod ug-s on it", full)
 	case info.Mode().Perm()&0o111 == 0:
 		return nil, fmt.Errorf("%s is not executable: run chmod +x on it", full)
-	case info.Size() > MaxSize:
-		return nil, fmt.Errorf("%s has %d bytes: allowed are at most %d", full, info.Size(), MaxSize)
+	case info.Size() > image.MaxSize:
+		return nil, fmt.Errorf("%s has %d bytes: allowed are at most %d", full, info.Size(), image.MaxSize)
 	}
 	if err := trusted(full, info); err != nil {
 		return nil, err
@@ -119,46 +122,13 @@ func (d *Dir) openFile(full string, info fs.FileInfo) (*file, error) {
 		_ = f.Close()
 		return nil, fmt.Errorf("%s was replaced while it was looked at: try again", full)
 	}
-	return &file{File: f, path: full, info: now}, nil
-}
-
-// A digest is that of a file, and which file it was.
-type digest struct {
-	file identity
-	sum  string // sha256:<hex> of the whole file
-}
-
-// settled is how long ago a file has to have changed for its identity to tell its
-// next change: within one tick of the file system's clock there may be two.
-const settled = time.Second
-
-// digest reads a file to its end, and remembers the digest when the file's next
-// change would be seen.
-func (d *Dir) digest(f *file) (string, error) {
-	sum := sha256.New()
-	if n, err := io.Copy(sum, io.LimitReader(f, MaxSize+1)); err != nil {
-		return "", fmt.Errorf("read %s: %w", f.path, unwrapped(err))
-	} else if n > MaxSize {
-		return "", fmt.Errorf("%s has more than %d bytes", f.path, MaxSize)
+	opened := &file{File: f, path: full, info: now, folder: filepath.Dir(place), name: filepath.Base(place)}
+	opened.script = isScript(opened)
+	if rel, err := filepath.Rel(opened.folder, full); opened.script && (err != nil || !filepath.IsLocal(rel)) {
+		_ = f.Close()
+		return nil, fmt.Errorf("%s is where a symbolic link in %s leads to: a script runs with its folder, so that it has to be there itself", full, opened.folder)
 	}
-	text := "sha256:" + hex.EncodeToString(sum.Sum(nil))
-	if now := identityOf(f.info); time.Since(time.Unix(now.changed.Unix())) > settled {
-		d.mu.Lock()
-		defer d.mu.Unlock()
-		d.digests[f.path] = digest{file: now, sum: text}
-	}
-	return text, nil
-}
-
-// lastDigest is the one that is remembered of a file, or digest without one.
-func (d *Dir) lastDigest(f *file) (string, error) {
-	d.mu.Lock()
-	known, ok := d.digests[f.path]
-	d.mu.Unlock()
-	if ok && known.file == identityOf(f.info) {
-		return known.sum, nil
-	}
-	return d.digest(f)
+	return opened, nil
 }
 
 // unwrapped is the system's own word: the path is told beside it.

@@ -3,7 +3,6 @@
 package external_test
 
 import (
-	"context"
 	"fmt"
 	"os"
 	"os/exec"
@@ -18,7 +17,6 @@ import (
 
 	"github.com/dodona-project/dodona/plugins"
 	"github.com/dodona-project/dodona/plugins/external"
-	"github.com/dodona-project/dodona/plugins/runner"
 	pluginv1 "github.com/dodona-project/dodona/proto/plugin/v1"
 	"github.com/dodona-project/dodona/sdk/plugin"
 )
@@ -58,7 +56,7 @@ func binary(t testing.TB) string {
 			t.Fatal(err)
 		}
 		built = filepath.Join(dir, "plugin")
-		cmd := exec.Command("go", "build", "-o", built, "./testdata/plugin")
+		cmd := exec.Command("go", "build", "-ldflags=-s -w", "-o", built, "./testdata/plugin")
 		if out, err := cmd.CombinedOutput(); err != nil {
 			t.Fatalf("build: %v\n%s", err, out)
 		}
@@ -82,10 +80,25 @@ func place(t testing.TB, dir, name, version string) string {
 func install(t testing.TB, dir, name, version string) string {
 	t.Helper()
 	path := place(t, dir, name, version)
-	if err := os.Link(binary(t), path); err != nil {
+	stamp(t, path, name, version, "")
+	return path
+}
+
+// stamp writes the test's plugin to path, as one that says so of itself.
+func stamp(t testing.TB, path, name, version, deed string) {
+	t.Helper()
+	program, err := os.ReadFile(binary(t))
+	if err != nil {
 		t.Fatal(err)
 	}
-	return path
+	program = fmt.Appendf(program, "\nDONA %s %s %s\n", name, version, deed)
+	// In one step: a host may be looking.
+	if err := os.WriteFile(path+".new", program, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Rename(path+".new", path); err != nil {
+		t.Fatal(err)
+	}
 }
 
 // script puts a script there.
@@ -105,7 +118,7 @@ func says(name string, kind pluginv1.Kind) string {
 
 func open(t testing.TB, dir string, named ...plugins.ID) *external.Dir {
 	t.Helper()
-	d, err := external.Open(external.Options{Dir: dir, Named: named, Logger: hclog.New(&hclog.LoggerOptions{Level: hclog.Info, Output: testWriter{t}})})
+	d, err := external.Open(external.Options{Dir: dir, Named: named, Unpinned: true, Logger: hclog.New(&hclog.LoggerOptions{Level: hclog.Info, Output: testWriter{t}})})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -114,9 +127,7 @@ func open(t testing.TB, dir string, named ...plugins.ID) *external.Dir {
 
 // list is what a host lists that runs files to ask them.
 func list(t testing.TB, d *external.Dir) []plugins.ID {
-	return d.List(t.Context(), func(ctx context.Context, file plugins.File, most int) (runner.Outcome, error) {
-		return runner.Output(ctx, runner.Config{Name: "x", Path: file.Path, Args: file.Args, Env: os.Environ(), SocketDir: t.TempDir()}, most)
-	})
+	return d.List(t.Context(), plugins.RunAlone)
 }
 
 type testWriter struct{ t testing.TB }

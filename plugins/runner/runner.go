@@ -12,6 +12,7 @@
 package runner
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -26,6 +27,7 @@ import (
 
 	goplugin "github.com/hashicorp/go-plugin/runner"
 
+	"github.com/dodona-project/dodona/plugins/restrict"
 	"github.com/dodona-project/dodona/sdk/plugin/wire"
 )
 
@@ -33,10 +35,17 @@ import (
 // and its group was killed: its last words are worth having.
 const readersGrace = 250 * time.Millisecond
 
+// How long a copy of a program may be busy, and how often that is looked at.
+const (
+	busyGrace = time.Second
+	busyWait  = 2 * time.Millisecond
+)
+
 // Config says what to run. Nothing of it may change after New.
 type Config struct {
-	Name      string   // for people, such as "strategy/round-robin"
-	Path      string   // file to execute
+	Name      string // for people, such as "strategy/round-robin"
+	Path      string // of the program's file, for people; also what is executed, unless Program says another
+	Program   Program
 	Args      []string // arguments, without the program's name
 	Env       []string // the whole environment; go-plugin's own variables are added last
 	Dir       string   // working directory
@@ -45,6 +54,10 @@ type Config struct {
 	// AddressSpace is how many bytes the process and each of its children may
 	// have mapped, on Linux; 0 is no limit.
 	AddressSpace uint64
+
+	// Restrict has the program start with less than this user may do; nil is
+	// without.
+	Restrict *Restriction
 
 	// Stderr is called with every line of stderr, Stdout with lines of stdout
 	// that are not the handshake: without their ends, at most MaxLineLen bytes
@@ -58,6 +71,20 @@ type Config struct {
 	// number can be given to another process.
 	Started func(pgid int)
 	Ended   func(pgid int)
+}
+
+// A Program is what is executed when it is not the file itself but a copy.
+type Program struct {
+	Path   string   // to execute; empty = Config.Path
+	Image  *os.File // what Path leads to by its descriptor; nil = Path is a file
+	Folder string   // with the copy; empty = none
+}
+
+// A Restriction says how a program is started with less than this user may do; see
+// package restrict.
+type Restriction struct {
+	Exe   string // this program, which restricts itself before it becomes the plugin
+	Files uint64 // most open descriptors
 }
 
 // A Process is one run of a plugin. It implements go-plugin's runner.Runner;
@@ -105,7 +132,7 @@ func (e Exit) String() string {
 func New(config Config, extraEnv []string) *Process {
 	p := &Process{config: config, done: make(chan struct{})}
 	p.cmd = &exec.Cmd{
-		Path: config.Path,
+		Path: cmp.Or(config.Program.Path, config.Path),
 		Args: append([]string{"dona-plugin:" + config.Name}, config.Args...),
 		Env:  append(append([]string{}, config.Env...), extraEnv...),
 		Dir:  config.Dir,
@@ -126,6 +153,9 @@ func (p *Process) Start(context.Context) error {
 	p.cmd.ExtraFiles = []*os.File{p.lifelineR} // descriptor 3
 	p.cmd.Env = append(p.cmd.Env, wire.LifelineEnv+"=3")
 	p.cmd.SysProcAttr = processAttributes()
+	if p.config.Restrict != nil {
+		p.restrict()
+	}
 
 	started := make(chan error, 1)
 	go p.live(started)
@@ -133,6 +163,28 @@ func (p *Process) Start(context.Context) error {
 		return &StartError{Name: p.config.Name, Path: p.config.Path, Err: err}
 	}
 	return nil
+}
+
+// restrict puts a process of this program between the start and the plugin's
+// program.
+func (p *Process) restrict() {
+	program := p.config.Program
+	rules := restrict.Rules{
+		Parent: os.Getpid(), Path: p.cmd.Path, Files: p.config.Restrict.Files, AddressSpace: p.config.AddressSpace,
+	}
+	for _, dir := range []string{p.config.Dir, p.config.SocketDir} {
+		if dir != "" {
+			rules.Write = append(rules.Write, dir)
+		}
+	}
+	if program.Folder != "" {
+		rules.Run = []string{program.Folder}
+	}
+	if program.Image != nil {
+		rules.Image = int(program.Image.Fd())
+		p.cmd.ExtraFiles = append(p.cmd.ExtraFiles, program.Image) // restrict.ImageFD
+	}
+	p.cmd.Path, p.cmd.Args = p.config.Restrict.Exe, rules.Args(p.cmd.Args)
 }
 
 func (p *Process) pipes() (err error) {
@@ -164,7 +216,7 @@ func (p *Process) live(started chan<- error) {
 	unlock := lockThread()
 	defer unlock()
 
-	if err := p.cmd.Start(); err != nil {
+	if err := p.execute(); err != nil {
 		p.closeAll()
 		started <- err
 		return
@@ -201,6 +253,22 @@ func (p *Process) live(started chan<- error) {
 	p.exit.ByHost = p.killing && p.exit.Signal == syscall.SIGKILL.String()
 	p.mu.Unlock()
 	p.finish()
+}
+
+// execute starts the process. A copy of a program is busy as long as a process that
+// was being started when it was made has not got to its own program: nobody else
+// writes to it, so that it is a matter of milliseconds.
+func (p *Process) execute() error {
+	err := p.cmd.Start()
+	for end := time.Now().Add(busyGrace); p.config.Program.Path != "" && errors.Is(err, syscall.ETXTBSY) && time.Now().Before(end); {
+		time.Sleep(busyWait)
+		p.cmd = &exec.Cmd{
+			Path: p.cmd.Path, Args: p.cmd.Args, Env: p.cmd.Env, Dir: p.cmd.Dir,
+			Stdout: p.cmd.Stdout, Stderr: p.cmd.Stderr, ExtraFiles: p.cmd.ExtraFiles, SysProcAttr: p.cmd.SysProcAttr,
+		}
+		err = p.cmd.Start()
+	}
+	return err
 }
 
 // sweep ends what the process left behind.

@@ -19,6 +19,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/dodona-project/dodona/plugins/image"
 	"github.com/dodona-project/dodona/plugins/runner"
 )
 
@@ -79,7 +80,7 @@ func end(watched map[int]string) {
 	for try := 0; try < 5; try++ {
 		left := false
 		for _, dir := range watched {
-			if dir != "" && os.RemoveAll(dir) != nil {
+			if dir != "" && image.Remove(dir) != nil {
 				left = true
 			}
 		}

@@ -69,6 +69,7 @@ var needed = map[string]string{
 var withoutHost = map[string]int{
 	"bucket": ExitOK, "version": ExitOK, "completion": ExitOK, "store restore": ExitUsage, "demo": ExitConfig, "svid renew": ExitUsage,
 	"attest verify": ExitConfig, "attest verify-segments": ExitConfig,
+	"plugin install": ExitUsage, "plugin lock": ExitUsage, "plugin verify": ExitUsage,
 }
 
 // TestEveryCommandAnswersInJSON: with --json each command has one JSON value on
@@ -77,7 +78,7 @@ func TestEveryCommandAnswersInJSON(t *testing.T) {
 	t.Chdir(t.TempDir())
 	values := map[string]string{
 		"SERVICE": "checkout", "FLAG": "new-ui", "VARIANT": "v2", "PLUGIN": "analysis/prometheus",
-		"HOST": "shop.example.com", "ID": "0123456789abcdef", "FILE": "b.db", "UNIT": "u", "SHELL": "bash", "DIR": "nowhere",
+		"HOST": "shop.example.com", "ID": "0123456789abcdef", "FILE": "b.db", "UNIT": "u", "SHELL": "bash", "DIR": "nowhere", "NAME": "my-check",
 	}
 	for path, c := range leaves(t) {
 		if c.Name() == "demo-service" {

@@ -112,7 +112,7 @@ func (a *app) completeEach(cmd *cobra.Command) {
 		switch f.Name {
 		case "file", "analysis-file", "dona-host":
 			complete = files
-		case "data-dir":
+		case "data-dir", "plugin-dir":
 			complete = directories
 		}
 		_ = cmd.RegisterFlagCompletionFunc(f.Name, complete) // of a flag that is there, once

@@ -19,8 +19,9 @@ import (
 const reloadWait = 65 * time.Second
 
 func (a *app) pluginCommand() *cobra.Command {
-	return group("plugin", "Look at the host's plugins, reload and reset them, read their logs",
-		a.pluginListCommand(), a.pluginInspectCommand(), a.pluginReloadCommand(), a.pluginResetCommand(), a.pluginLogsCommand())
+	return group("plugin", "Look at the host's plugins, reload and reset them, read their logs; install and pin files",
+		a.pluginListCommand(), a.pluginInspectCommand(), a.pluginReloadCommand(), a.pluginResetCommand(), a.pluginLogsCommand(),
+		a.pluginInstallCommand(), a.pluginLockCommand(), a.pluginVerifyCommand())
 }
 
 // aboutPlugin is how the commands that take one name it.

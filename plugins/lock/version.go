@@ -1,4 +1,4 @@
-package external
+package lock
 
 import (
 	"cmp"
@@ -6,9 +6,8 @@ import (
 	"strings"
 )
 
-// A version is a semantic version (2.0.0 of the standard), as the name of a
-// folder.
-type version struct {
+// A Version is a semantic version (2.0.0 of the standard). The zero value is none.
+type Version struct {
 	text    string
 	numbers [3]string // without leading zeros
 	pre     []string  // identifiers of the pre-release, none for a release
@@ -16,21 +15,25 @@ type version struct {
 
 var versionGrammar = regexp.MustCompile(`^(0|[1-9][0-9]*)\.(0|[1-9][0-9]*)\.(0|[1-9][0-9]*)(?:-((?:0|[1-9][0-9]*|[0-9]*[A-Za-z-][0-9A-Za-z-]*)(?:\.(?:0|[1-9][0-9]*|[0-9]*[A-Za-z-][0-9A-Za-z-]*))*))?(?:\+[0-9A-Za-z.-]+)?$`)
 
-func parseVersion(text string) (version, bool) {
+// ParseVersion reports false for what is no semantic version, or has more than 64
+// bytes.
+func ParseVersion(text string) (Version, bool) {
 	m := versionGrammar.FindStringSubmatch(text)
 	if m == nil || len(text) > 64 {
-		return version{}, false
+		return Version{}, false
 	}
-	v := version{text: text, numbers: [3]string{m[1], m[2], m[3]}}
+	v := Version{text: text, numbers: [3]string{m[1], m[2], m[3]}}
 	if m[4] != "" {
 		v.pre = strings.Split(m[4], ".")
 	}
 	return v, true
 }
 
-// less orders by precedence; versions that differ in build metadata only are
-// ordered by their text, so that the order does not depend on the folder's.
-func (v version) less(w version) bool {
+func (v Version) String() string { return v.text }
+
+// Less orders by precedence; versions that differ in build metadata only are
+// ordered by their text, so that the order does not depend on where they come from.
+func (v Version) Less(w Version) bool {
 	for i := range v.numbers {
 		if c := compareNumbers(v.numbers[i], w.numbers[i]); c != 0 {
 			return c < 0
