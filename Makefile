@@ -41,7 +41,7 @@ race: prometheus redis ## the tests under the race detector
 
 .PHONY: faults
 faults: redis ## faults made on real processes; REPEAT=1 for many seeds
-	$(GO) test -tags faults -count=1 -timeout 30m ./cmd/dona-host/... ./host/store/... ./host/audit/... ./host/rollout/... ./host/delivery/... ./plugins/...
+	$(GO) test -tags faults -count=1 -timeout 30m ./cmd/dona-host/... ./host/store/... ./host/audit/... ./host/rollout/... ./host/delivery/... ./plugins/... ./builtin/... ./cmd/dona/internal/scaffold ./examples/plugins
 
 .PHONY: fuzz-short
 fuzz-short: ## each fuzz target for 20 seconds
@@ -114,6 +114,12 @@ node-client: ## the Node.js example agrees with Go: buckets, checksums, decision
 	@command -v npm >/dev/null || { echo 'npm is needed for the example: install Node.js'; exit 1; }
 	npm install --no-fund --no-audit --no-package-lock --loglevel=error --prefix examples/node-client
 	$(GO) test -count=1 -run TestNode ./sdk/dona
+
+.PHONY: node-plugin
+node-plugin: ## the Node.js example of a plugin keeps the promises of one
+	@command -v npm >/dev/null || { echo 'npm is needed for the example: install Node.js'; exit 1; }
+	npm install --no-fund --no-audit --no-package-lock --loglevel=error --prefix examples/plugins/node-http
+	$(GO) test -count=1 -run TestNode ./examples/plugins
 
 .PHONY: clean
 clean: ## remove what the targets made

@@ -560,3 +560,71 @@ func output(t *testing.T, name string, args ...string) string {
 	}
 	return string(out)
 }
+
+// TestSnippetsCompile builds every block of Go that a page shows. A block that is no
+// file is one of functions, or of statements; what it names of packages is imported.
+func TestSnippetsCompile(t *testing.T) {
+	pages, err := filepath.Glob("docs/*.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	more, err := filepath.Glob("docs/*/*.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir, err := os.MkdirTemp(".", ".snippets") // in this module; commands skip what begins with a dot
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	var packages []string
+	for _, page := range append(append(pages, more...), "README.md", "PLUGINS.md") {
+		text, err := os.ReadFile(page)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, m := range regexp.MustCompile("(?ms)^```go\n(.*?)^```").FindAllSubmatchIndex(text, -1) {
+			line := 1 + bytes.Count(text[:m[2]], []byte("\n"))
+			file := "main.go"
+			if bytes.Contains(text[m[2]:m[3]], []byte("(t *testing.T)")) {
+				file = "main_test.go"
+			}
+			folder := filepath.Join(dir, fmt.Sprint(len(packages)))
+			if err := os.Mkdir(folder, 0o700); err != nil {
+				t.Fatal(err)
+			}
+			code := fmt.Sprintf("//line %s:%d\n%s", page, line, text[m[2]:m[3]])
+			if err := os.WriteFile(filepath.Join(folder, file), []byte(whole(code)), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			packages = append(packages, "./"+folder)
+		}
+	}
+	if len(packages) < 7 {
+		t.Errorf("there are %d snippets only", len(packages))
+	}
+	if out, err := exec.Command("go", append([]string{"vet"}, packages...)...).CombinedOutput(); err != nil {
+		t.Errorf("what the pages show does not compile: %v\n%s", err, out)
+	}
+}
+
+// whole makes a file of a snippet.
+func whole(code string) string {
+	if regexp.MustCompile(`(?m)^package `).MatchString(code) {
+		return code
+	}
+	if !regexp.MustCompile(`(?m)^(func|type|var|const) `).MatchString(code) {
+		code = "func _(ctx context.Context, userID string, took time.Duration) (err error) {\n" + code + "\nreturn err\n}"
+	}
+	var imports strings.Builder
+	for name, path := range map[string]string{
+		"context": "context", "errors": "errors", "net": "net", "http": "net/http", "syscall": "syscall", "time": "time",
+		"dona": module + "/sdk/dona", "plugin": module + "/sdk/plugin", "donav1": module + "/proto/dona/v1",
+		"pluginv1": module + "/proto/plugin/v1", "controlplanev1": module + "/proto/controlplane/v1",
+	} {
+		if regexp.MustCompile(`(^|[^\w.])` + name + `\.[A-Z]`).MatchString(code) {
+			_, _ = fmt.Fprintf(&imports, "import %s %q\n", name, path)
+		}
+	}
+	return "package snippet\n" + imports.String() + code
+}

@@ -47,6 +47,13 @@ func (h *Host) newPlugins() (*plugins.Host, error) {
 	if h.config.Dev {
 		allowLoopback(o)
 	}
+	for text, socket := range h.config.Attach {
+		kind, name, _ := strings.Cut(text, "/")
+		if o.Attached == nil {
+			o.Attached = map[plugins.ID]string{}
+		}
+		o.Attached[plugins.ID{Kind: plugins.Kind(kind), Name: name}] = socket
+	}
 	if h.config.PluginDir == "" {
 		return plugins.New(o)
 	}

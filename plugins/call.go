@@ -117,7 +117,7 @@ func (h *Host) classify(ctx, cctx context.Context, g *generation, method string,
 	code := status.Code(err)
 	awaitDeadline(cctx, code)
 	late := code == codes.DeadlineExceeded || errors.Is(cctx.Err(), context.DeadlineExceeded)
-	if late && fair {
+	if late && fair && !g.attached() {
 		if n := int(g.missed.Add(1)); n >= g.limits.MissedInRow {
 			g.replace(fmt.Sprintf("missed %d deadlines in a row", n))
 		}

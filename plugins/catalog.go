@@ -95,6 +95,9 @@ type Source string
 const (
 	SourceBuiltin Source = "builtin" // the host's own program
 	SourceFile    Source = "file"    // found by a Catalog
+	// SourceAttached is a process that somebody else has started, such as a
+	// debugger: Path is its socket.
+	SourceAttached Source = "attached"
 )
 
 type noCatalog struct{}

@@ -79,3 +79,20 @@ func checkDescription(id ID, r *pluginv1.DescribeReply) (*description, error) {
 }
 
 func quote(s string) string { return fmt.Sprintf("%q", clip(s, 48)) }
+
+// nameGrammar is that of a plugin's name.
+var nameGrammar = regexp.MustCompile(`^[a-z0-9][a-z0-9-]{0,62}$`)
+
+// CheckDescription says why no host takes a plugin that describes itself so, nil
+// when one does.
+func CheckDescription(r *pluginv1.DescribeReply) error {
+	kind, known := KindOf(r.GetKind())
+	switch {
+	case !known:
+		return fmt.Errorf("plugin is of kind %s: allowed are %s", r.GetKind(), KindWords)
+	case !nameGrammar.MatchString(r.GetName()):
+		return fmt.Errorf("plugin calls itself %s: allowed are 1 to 63 of a-z, 0-9 and -, beginning with a letter or digit", quote(r.GetName()))
+	}
+	_, err := checkDescription(ID{kind, r.GetName()}, r)
+	return err
+}

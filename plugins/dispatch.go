@@ -46,3 +46,7 @@ func Dispatch(builtins []*plugin.Plugin) {
 	fmt.Fprintf(os.Stderr, "%s %q: there is no such built-in\n", builtinArg, os.Args[2:])
 	os.Exit(2)
 }
+
+// BuiltinArgs are the arguments with which a program that calls Dispatch becomes
+// one of its built-in plugins. Conformance tests start built-ins so.
+func BuiltinArgs(id ID) []string { return []string{builtinArg, id.String()} }

@@ -115,17 +115,24 @@ func (g *generation) begin(ctx context.Context) error {
 	if err := os.MkdirAll(tmp, 0o700); err != nil {
 		return fmt.Errorf("make directory: %w", err)
 	}
-	var err error
-	if g.program, err = g.file.place(filepath.Join(g.dir, "program")); err != nil {
-		return err
+	connect := g.connect
+	if g.attached() {
+		connect = g.attach
+	} else {
+		var err error
+		if g.program, err = g.file.place(filepath.Join(g.dir, "program")); err != nil {
+			return err
+		}
 	}
-	if err := g.connect(ctx, tmp); err != nil {
+	if err := connect(ctx, tmp); err != nil {
 		return err
 	}
 	if err := g.describe(ctx); err != nil {
 		return err
 	}
-	runner.LimitFiles(g.pid(), uint64(max(256, 4*g.slots.most)))
+	if pid := g.pid(); pid != 0 {
+		runner.LimitFiles(pid, uint64(max(256, 4*g.slots.most)))
+	}
 	if err := g.reconfigure(ctx); err != nil {
 		return err
 	}

@@ -90,8 +90,15 @@ func New(o Options) (*Host, error) {
 		budget: budget{most: o.Limits.RestartBudget, window: o.Limits.BudgetWindow},
 	}
 	h.ctx, h.cancel = context.WithCancel(context.Background())
+	for id, socket := range o.Attached {
+		file := File{Path: socket, Source: SourceAttached}
+		h.plugins[id] = newSupervisor(h, id, file, func() (File, error) { return file, nil }, o.Plugins[id])
+	}
 	for _, p := range o.Builtins {
 		id := ID{kindOf(p.Kind()), p.Name()}
+		if _, attached := o.Attached[id]; attached {
+			continue
+		}
 		if o.Plugins[id].OverrideBuiltin {
 			h.plugins[id] = h.fromCatalog(id)
 			continue

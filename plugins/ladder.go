@@ -56,7 +56,7 @@ func (g *generation) stop(ctx context.Context) {
 	case <-g.idle:
 	case <-ctx.Done():
 	}
-	if left := time.Until(deadlineOf(ctx)); left > 0 && ctx.Err() == nil {
+	if left := time.Until(deadlineOf(ctx)); left > 0 && ctx.Err() == nil && !g.attached() {
 		_, _ = pluginv1.NewLifecycleClient(g.conn).Drain(ctx, &pluginv1.DrainRequest{Deadline: durationpb.New(left)})
 	}
 	g.end(g.limits.Kill)
@@ -82,6 +82,10 @@ func (g *generation) end(grace time.Duration) {
 	}
 	p := g.process.Load()
 	if p == nil {
+		if g.conn != nil {
+			_ = g.conn.Close()
+		}
+		g.background.Wait()
 		g.remove()
 		return
 	}

@@ -37,6 +37,12 @@ type Options struct {
 	Catalog  Catalog             // finds plugins that are not built in; default: there are none
 	Plugins  map[ID]PluginConfig // settings per plugin; one for an unknown plugin is refused
 
+	// Attached are plugins that somebody else has started, such as a debugger, with
+	// the socket that each listens on: see plugin.Serve. They take the place of
+	// built-ins and files of their names. For development only: nothing is known of
+	// what answers there.
+	Attached map[ID]string
+
 	Backoff Backoff
 	Limits  Limits
 
@@ -171,6 +177,15 @@ func (o *Options) check(listed []ID) error {
 		known[id], builtin[id] = true, true
 	}
 	for _, id := range listed {
+		known[id] = true
+	}
+	for _, id := range sortedIDs(o.Attached) {
+		if _, ok := wireKinds[id.Kind]; !ok || !nameGrammar.MatchString(id.Name) {
+			return fmt.Errorf("attached plugin %s: allowed are KIND/NAME with one of the kinds %s", id, KindWords)
+		}
+		if !filepath.IsAbs(o.Attached[id]) {
+			return fmt.Errorf("attached plugin %s: the socket is %q: allowed is an absolute path, as the plugin prints it", id, clip(o.Attached[id], 160))
+		}
 		known[id] = true
 	}
 	_, none := o.Catalog.(noCatalog)

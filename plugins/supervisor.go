@@ -315,7 +315,7 @@ func (s *supervisor) serve(ctx context.Context, g *generation) error {
 			answer <- err
 			reloads, next = s.reloads, nil
 			continue
-		case <-g.process.Load().Done():
+		case <-g.gone():
 			why = processEnded
 		case why = <-g.recycle:
 		}
@@ -341,13 +341,13 @@ func (s *supervisor) crashed(g *generation, why string) error {
 	s.withdraw(g, StateBackoff, why)
 	if why == connectionLost {
 		select {
-		case <-g.process.Load().Done():
+		case <-g.gone():
 			why = processEnded
 		case <-time.After(deathGrace):
 		}
 	}
 	g.discard()
-	exit := g.process.Load().Exit()
+	exit := g.exit()
 	if why == connectionLost && !exit.ByHost {
 		why = processEnded // which was only seen late
 	}
@@ -359,9 +359,13 @@ func (s *supervisor) crashed(g *generation, why string) error {
 		reason += "; it said: " + words
 	}
 	ev := s.event(EventCrash, g, reason)
-	ev.Exit, ev.Uptime, ev.StderrSHA256 = exit.String(), time.Since(g.born), g.output.digest()
+	how := exit.String()
+	if g.attached() {
+		how = "not known: its process is not the host's"
+	}
+	ev.Exit, ev.Uptime, ev.StderrSHA256 = how, time.Since(g.born), g.output.digest()
 	s.host.events.emit(ev)
-	s.logger.Error("plugin ended", "generation", g.number, "exit", exit.String(), "reason", why, "uptime", ev.Uptime, "last_words", g.output.words())
+	s.logger.Error("plugin ended", "generation", g.number, "exit", how, "reason", why, "uptime", ev.Uptime, "last_words", g.output.words())
 	return errors.New(reason)
 }
 

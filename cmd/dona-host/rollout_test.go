@@ -31,6 +31,12 @@ type canary struct {
 func roll(t *testing.T, p *process, req *donav1.StartRolloutRequest) *canary {
 	t.Helper()
 	p.start()
+	return rollOn(t, p, req)
+}
+
+// rollOn is roll on a host that runs.
+func rollOn(t *testing.T, p *process, req *donav1.StartRolloutRequest) *canary {
+	t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
 	conn := p.dial()
 	c := &canary{t: t, ctx: ctx, client: donav1.NewControlPlaneClient(conn), conn: conn}

@@ -59,6 +59,7 @@ type Config struct {
 	CheckTimeout  time.Duration // of one check
 
 	PluginDir     string
+	Attach        map[string]string // sockets by "<kind>/<name>", of plugins that others have started
 	PluginBackoff Backoff
 	Plugins       map[string]Plugin // by "<kind>/<name>"
 }
@@ -295,6 +296,9 @@ func Settings() []Setting {
 		{Key: "plugins.dir", Flag: "plugin-dir", Default: "",
 			Help: "directory of plugins that are files, and of plugins.lock, which pins them; with dev unpinned ones run, too",
 			set:  text(func(c *Config) *string { return &c.PluginDir })},
+		{Key: "plugins.attach", Flag: "attach", Default: "",
+			Help: "KIND/NAME=SOCKET of a plugin that was started with --attach, such as by a debugger; more after commas; with dev only",
+			set:  attach},
 		{Key: "plugins.backoff.min", Flag: "plugins-backoff-min", Default: "250ms",
 			Help: "shortest wait before a plugin that ended is started again",
 			set:  duration(func(c *Config) *time.Duration { return &c.PluginBackoff.Min }, 10*time.Millisecond, time.Hour)},
@@ -340,6 +344,9 @@ func (c *Config) check(where func(key string) string) (problems []Problem) {
 	problems = append(problems, c.checkIdentities(where)...)
 	if c.PluginBackoff.Min > c.PluginBackoff.Max {
 		add("plugins.backoff.min", "is %s, more than plugins.backoff.max, %s", c.PluginBackoff.Min, c.PluginBackoff.Max)
+	}
+	if len(c.Attach) > 0 && !c.Dev {
+		add("plugins.attach", "is set: nothing is known of what answers at a socket; allowed with dev only")
 	}
 	if c.PluginDir != "" {
 		switch info, err := os.Stat(c.PluginDir); {

@@ -144,8 +144,11 @@ func TestBadFiles(t *testing.T) {
 		{"override", "dev: true\nplugins:\n  strategy:\n    a: {override_builtin: maybe}\n", ":4:27", "plugins.strategy.a.override_builtin", "true and false"},
 		{"no plugin directory", "dev: true\nplugins:\n  dir: /nonexistent/plugins\n", ":3:8", "plugins.dir", "no such file or directory; make it, or leave the setting out"},
 		{"a file for a plugin directory", "dev: true\nplugins:\n  dir: /dev/null\n", ":3:8", "plugins.dir", "is not a directory"},
+		{"attached to nothing", "dev: true\nplugins:\n  attach: analysis/x\n", ":3:11", "plugins.attach", "KIND/NAME=SOCKET as the plugin prints it"},
+		{"attached by a kind that is none", "dev: true\nplugins:\n  attach: filter/x=/s\n", ":3:11", "plugins.attach", "one of the kinds"},
+		{"attached twice", "dev: true\nplugins:\n  attach: probe/x=/s,probe/x=/t\n", ":3:11", "plugins.attach", "names probe/x twice"},
 		{"probe key", "dev: true\nplugins:\n  probe:\n    a: {nope: 1}\n", ":4:9", "plugins.probe.a.nope", "allowed here are"},
-		{"plugin kind", "dev: true\nplugins:\n  nope: {}\n", ":3:3", "plugins.nope", "allowed here are analysis, backoff, dir, probe, strategy"},
+		{"plugin kind", "dev: true\nplugins:\n  nope: {}\n", ":3:3", "plugins.nope", "allowed here are analysis, attach, backoff, dir, probe, strategy"},
 	} {
 		c, problems := load(t, tc.file, nil, nil)
 		if c != nil || len(problems) != 1 {
@@ -201,6 +204,20 @@ func TestNotAFile(t *testing.T) {
 		if len(problems) != 1 || problems[0].Where != name || !strings.Contains(problems[0].Text, want) {
 			t.Errorf("%s: %v, want %q", name, problems, want)
 		}
+	}
+}
+
+// What answers at a socket is anybody's, so that only a host for development asks it.
+func TestAttachNeedsDev(t *testing.T) {
+	c, problems := loadFile(t, "", nil, map[string]string{"dev": "true", "attach": "analysis/x=/s/a,probe/y=/s/b"})
+	if problems != nil || len(c.Attach) != 2 || c.Attach["probe/y"] != "/s/b" {
+		t.Errorf("with dev: %v", problems)
+	}
+	_, problems = loadFile(t, "", nil, map[string]string{"attach": "analysis/x=/s/a"})
+	if !slices.ContainsFunc(problems, func(p config.Problem) bool {
+		return p.Where == "--attach" && p.Key == "plugins.attach" && strings.Contains(p.Text, "dev only")
+	}) {
+		t.Errorf("without: %v", problems)
 	}
 }
 

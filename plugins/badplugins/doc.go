@@ -46,6 +46,22 @@
 //	stubborn         ignores SIGTERM, the lifeline, Drain and the end of serving
 //	drain-hangs      uses the SDK and has a Drain that never returns
 //
+// What authors get wrong who use the SDK or know the protocol: each breaks one
+// promise, and does whatever it is asked otherwise.
+//
+//	fickle           describes itself differently each time
+//	configure-once   refuses an instance that it knows
+//	deaf             waits half a minute, whatever its context says
+//	crowded          panics when more than 4 calls are in it
+//	trusting         panics when a request lacks what it usually has
+//	fragile          the same in a goroutine of its own, which ends the process
+//	parent           leaves a child behind
+//	chatty           explains itself on stderr
+//	leaky            keeps memory of each call, and a file and a goroutine of some
+//	passes           an analysis that passes whatever it is asked
+//	dice             a strategy that draws its weights
+//	optimist         a probe that takes silence for health
+//
 // # Deeds
 //
 // What one call does: an analysis reads it in the query's text, with one

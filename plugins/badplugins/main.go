@@ -52,6 +52,19 @@ var behaviours = map[string]func(self){
 
 	"stubborn":    stubborn,
 	"drain-hangs": drainHangs,
+
+	"fickle":         fickle,
+	"configure-once": configureOnce,
+	"deaf":           author(deaf),
+	"crowded":        author(crowded()),
+	"trusting":       author(trusting),
+	"fragile":        author(fragile),
+	"parent":         author(parent()),
+	"chatty":         author(chatty),
+	"leaky":          author(leaky()),
+	"passes":         author(passes),
+	"dice":           dice,
+	"optimist":       optimist,
 }
 
 // Main is the program: it becomes the plugin that its arguments name, or one of

@@ -71,6 +71,10 @@ type Config struct {
 	// number can be given to another process.
 	Started func(pgid int)
 	Ended   func(pgid int)
+
+	// Gone is called when the process is gone and before what it left behind is
+	// killed; nil is nobody. See Strays.
+	Gone func(pgid int)
 }
 
 // A Program is what is executed when it is not the file itself but a copy.
@@ -273,6 +277,9 @@ func (p *Process) execute() error {
 
 // sweep ends what the process left behind.
 func (p *Process) sweep(pid int) {
+	if p.config.Gone != nil {
+		p.config.Gone(pid)
+	}
 	killGroup(pid)
 	if p.config.SocketDir != "" {
 		KillStrays(p.config.SocketDir)

@@ -33,7 +33,9 @@ const (
 
 // Serve runs the plugin until the host ends it, and ends the process. It is the
 // last statement of main. With --describe it prints what Describe would answer
-// as JSON, and needs no host for it.
+// as JSON, and needs no host for it. With --attach it serves until it is
+// interrupted, and prints with which flag a host for development uses this
+// process: that is for debuggers.
 func Serve(p *Plugin) {
 	os.Exit(serve(p, os.Args[1:]))
 }
@@ -55,6 +57,9 @@ func serve(p *Plugin, args []string) int {
 		}
 		fmt.Println(string(text))
 		return 0
+	}
+	if slices.Contains(args, "--attach") {
+		return serveAttached(p, config, os.Stdout)
 	}
 	if os.Getenv(wire.CookieKey) != wire.CookieValue {
 		fmt.Fprintf(os.Stderr, "this is the %s plugin %s of Dodona: the host starts it. Run it with --describe to see what it is.\n", kindWord(p.kind), p.name)

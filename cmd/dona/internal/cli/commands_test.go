@@ -63,6 +63,7 @@ var needed = map[string]string{
 	"svid agent":        "--token t --socket private/agent.sock --bootstrap 127.0.0.1:1 --timeout 500ms",
 	"demo":              "--dona-host nowhere",
 	"attest fetch":      "--out d",
+	"plugin new":        "--module-dir nowhere",
 }
 
 // withoutHost are the commands that ask no host, and how they end here.
@@ -70,6 +71,7 @@ var withoutHost = map[string]int{
 	"bucket": ExitOK, "version": ExitOK, "completion": ExitOK, "store restore": ExitUsage, "demo": ExitConfig, "svid renew": ExitUsage,
 	"attest verify": ExitConfig, "attest verify-segments": ExitConfig,
 	"plugin install": ExitUsage, "plugin lock": ExitUsage, "plugin verify": ExitUsage,
+	"plugin new": ExitUsage, "plugin test": ExitUsage,
 }
 
 // TestEveryCommandAnswersInJSON: with --json each command has one JSON value on
@@ -78,7 +80,8 @@ func TestEveryCommandAnswersInJSON(t *testing.T) {
 	t.Chdir(t.TempDir())
 	values := map[string]string{
 		"SERVICE": "checkout", "FLAG": "new-ui", "VARIANT": "v2", "PLUGIN": "analysis/prometheus",
-		"HOST": "shop.example.com", "ID": "0123456789abcdef", "FILE": "b.db", "UNIT": "u", "SHELL": "bash", "DIR": "nowhere", "NAME": "my-check",
+		"HOST": "shop.example.com", "ID": "0123456789abcdef", "FILE": "b.db", "UNIT": "u", "SHELL": "bash", "DIR": "nowhere",
+		"KIND": "probe", "NAME": "my-check",
 	}
 	for path, c := range leaves(t) {
 		if c.Name() == "demo-service" {

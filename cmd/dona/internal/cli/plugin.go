@@ -19,9 +19,9 @@ import (
 const reloadWait = 65 * time.Second
 
 func (a *app) pluginCommand() *cobra.Command {
-	return group("plugin", "Look at the host's plugins, reload and reset them, read their logs; install and pin files",
+	return group("plugin", "Look at the host's plugins, reload and reset them, read their logs; write, test, install and pin new ones",
 		a.pluginListCommand(), a.pluginInspectCommand(), a.pluginReloadCommand(), a.pluginResetCommand(), a.pluginLogsCommand(),
-		a.pluginInstallCommand(), a.pluginLockCommand(), a.pluginVerifyCommand())
+		a.pluginNewCommand(), a.pluginTestCommand(), a.pluginInstallCommand(), a.pluginLockCommand(), a.pluginVerifyCommand())
 }
 
 // aboutPlugin is how the commands that take one name it.

@@ -1,0 +1,8 @@
+//go:build faults
+
+package plugins_test
+
+import "github.com/dodona-project/dodona/plugins/plugintest"
+
+// calls has the suite make all of its calls.
+var calls []plugintest.Option
