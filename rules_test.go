@@ -10,7 +10,6 @@ import (
 	"go/parser"
 	"go/token"
 	"io/fs"
-	"maps"
 	"os"
 	"os/exec"
 	"path"
@@ -476,66 +475,6 @@ func shellWords(line string) (words []string) {
 	return words
 }
 
-// TestDocumentedCodeCompiles builds each block of Go that a page shows: a program as
-// it is, declarations in a package, statements in a function.
-func TestDocumentedCodeCompiles(t *testing.T) {
-	root, err := os.Getwd()
-	if err != nil {
-		t.Fatal(err)
-	}
-	imports := map[string]string{
-		"context": "context", "errors": "errors", "http": "net/http", "net": "net", "syscall": "syscall", "time": "time",
-		"dona": module + "/sdk/dona", "plugin": module + "/sdk/plugin",
-		"pluginv1": module + "/proto/plugin/v1", "controlplanev1": module + "/proto/controlplane/v1", "donav1": module + "/proto/dona/v1",
-	}
-	overlay := map[string]string{} // files as if they were there, by where the text is
-	dir := t.TempDir()
-	var build []string
-	for _, page := range allPages(t) {
-		text, err := os.ReadFile(page)
-		if err != nil {
-			t.Fatal(err)
-		}
-		for _, m := range regexp.MustCompile("(?ms)^```go\n(.*?)^```$").FindAllSubmatch(text, -1) {
-			code := string(m[1])
-			if !strings.HasPrefix(code, "package ") {
-				if !strings.HasPrefix(code, "func ") && !strings.HasPrefix(code, "//") && !strings.HasPrefix(code, "type ") {
-					code = "func _(ctx context.Context, userID string, took time.Duration) error {\n" + code + "return err\n}\n"
-				}
-				head := "package shown\n"
-				for _, name := range slices.Sorted(maps.Keys(imports)) {
-					if regexp.MustCompile(`\b` + name + `\.`).MatchString(code) {
-						head += fmt.Sprintf("import %s %q\n", name, imports[name])
-					}
-				}
-				code = head + code
-			}
-			n := len(build)
-			file := filepath.Join(dir, fmt.Sprint(n, ".go"))
-			if err := os.WriteFile(file, []byte(code), 0o600); err != nil {
-				t.Fatal(err)
-			}
-			shown := fmt.Sprintf("shown%d_in_%s", n, strings.TrimSuffix(filepath.Base(page), ".md"))
-			overlay[filepath.Join(root, shown, "shown.go")] = file
-			build = append(build, "./"+shown)
-		}
-	}
-	if len(build) < 4 {
-		t.Fatalf("the pages show %d blocks of Go only", len(build))
-	}
-	replace, err := json.Marshal(map[string]any{"Replace": overlay})
-	if err != nil {
-		t.Fatal(err)
-	}
-	list := filepath.Join(dir, "overlay.json")
-	if err := os.WriteFile(list, replace, 0o600); err != nil {
-		t.Fatal(err)
-	}
-	if out, err := exec.Command("go", append([]string{"build", "-o", os.DevNull, "-overlay", list}, build...)...).CombinedOutput(); err != nil {
-		t.Errorf("%v\n%s", err, out)
-	}
-}
-
 // allPages are the pages for people.
 func allPages(t *testing.T) []string {
 	pages := []string{"README.md", "PLUGINS.md"}
@@ -564,21 +503,13 @@ func output(t *testing.T, name string, args ...string) string {
 // TestSnippetsCompile builds every block of Go that a page shows. A block that is no
 // file is one of functions, or of statements; what it names of packages is imported.
 func TestSnippetsCompile(t *testing.T) {
-	pages, err := filepath.Glob("docs/*.md")
-	if err != nil {
-		t.Fatal(err)
-	}
-	more, err := filepath.Glob("docs/*/*.md")
-	if err != nil {
-		t.Fatal(err)
-	}
 	dir, err := os.MkdirTemp(".", ".snippets") // in this module; commands skip what begins with a dot
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
 	var packages []string
-	for _, page := range append(append(pages, more...), "README.md", "PLUGINS.md") {
+	for _, page := range allPages(t) {
 		text, err := os.ReadFile(page)
 		if err != nil {
 			t.Fatal(err)

@@ -24,11 +24,13 @@ import (
 func TestAttachedPlugin(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
-	built := filepath.Join(dir, "1.2.3", "any", "strategy-attached") // where it finds its version
+	built := filepath.Join(dir, "built")
 	if out, err := exec.Command("go", "build", "-o", built, "../../plugins/external/testdata/plugin").CombinedOutput(); err != nil {
 		t.Fatalf("build: %v\n%s", err, out)
 	}
-	cmd := exec.Command(built, "--attach")
+	attached := filepath.Join(dir, "strategy-attached")
+	stampPlugin(t, built, attached, "strategy-attached", "1.2.3")
+	cmd := exec.Command(attached, "--attach")
 	cmd.Stderr = os.Stderr
 	out, err := cmd.StdoutPipe()
 	if err != nil {

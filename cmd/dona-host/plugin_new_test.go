@@ -1,10 +1,10 @@
 package main
 
 import (
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
-	"runtime"
 	"strings"
 	"testing"
 
@@ -12,20 +12,25 @@ import (
 )
 
 // TestPluginFromNothingToARollout: from an empty folder outside of this repository a
-// plugin is written and tested with two commands, and put where a running host
-// finds it. A rollout is then decided by it, without a restart.
+// plugin is written and tested with two commands, and installed and pinned with two
+// more. A host for production that runs all the time finds it, and a rollout is decided
+// by it, without a restart.
 func TestPluginFromNothingToARollout(t *testing.T) {
 	t.Parallel()
 	root, err := filepath.Abs("../..")
 	if err != nil {
 		t.Fatal(err)
 	}
-	empty, folder, bin := t.TempDir(), t.TempDir(), t.TempDir()
+	empty, bin := t.TempDir(), t.TempDir()
+	folder := filepath.Join(bin, "plugins")
+	if err := os.Mkdir(folder, 0o755); err != nil {
+		t.Fatal(err)
+	}
 	run := func(dir, name string, args ...string) string {
 		t.Helper()
 		cmd := exec.Command(name, args...)
 		cmd.Dir = dir
-		cmd.Env = append(os.Environ(), "DONA_MODULE_DIR="+root)
+		cmd.Env = append(os.Environ(), "DONA_MODULE_DIR="+root, "DONA_PLUGIN_DIR="+folder)
 		out, err := cmd.CombinedOutput()
 		if err != nil {
 			t.Fatalf("%s %v: %v\n%s", name, args, err, out)
@@ -33,7 +38,11 @@ func TestPluginFromNothingToARollout(t *testing.T) {
 		return string(out)
 	}
 	p := newProcess(t)
-	p.env = []string{"DONA_PLUGIN_DIR=" + folder}
+	p.config = filepath.Join(bin, "dona.yaml")
+	config := fmt.Sprintf("data_dir: %s\ngrpc: {plaintext: anyone-who-connects-is-an-operator}\nplugins: {dir: %s}\n", p.dir, folder)
+	if err := os.WriteFile(p.config, []byte(config), 0o600); err != nil {
+		t.Fatal(err)
+	}
 	p.start()
 
 	run(root, "go", "build", "-o", bin+"/", "./cmd/dona")
@@ -46,9 +55,8 @@ func TestPluginFromNothingToARollout(t *testing.T) {
 		t.Errorf("dona plugin test:\n%s", report)
 	}
 
-	place := filepath.Join(folder, "my-check", "0.1.0", runtime.GOOS+"_"+runtime.GOARCH)
-	run(empty, "mkdir", "-p", place)
-	run(empty, "cp", built, filepath.Join(place, "my-check"))
+	run(empty, dona, "plugin", "install", built)
+	run(empty, dona, "plugin", "lock", "my-check")
 	conn := p.dial()
 	until(t, "the host to find the plugin", func() bool {
 		return pluginOf(t.Context(), t, conn, "analysis", "my-check") != nil
