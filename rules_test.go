@@ -232,40 +232,43 @@ func TestEveryBuiltinHasAPage(t *testing.T) {
 	}
 }
 
-// TestSeedPage: what docs/seed-service.md names is there: each test in its folder,
-// each page, and no row is without either or the words that it does not hold yet.
-func TestSeedPage(t *testing.T) {
-	text, err := os.ReadFile("docs/seed-service.md")
-	if err != nil {
-		t.Fatal(err)
-	}
-	tests := regexp.MustCompile("`([a-z][\\w/-]*) (Test\\w+)`").FindAllSubmatch(text, -1)
-	if len(tests) < 50 {
-		t.Errorf("the page names %d tests", len(tests))
-	}
-	for _, m := range tests {
-		dir, name := string(m[1]), string(m[2])
-		files, err := filepath.Glob(filepath.Join(dir, "*_test.go"))
+// TestSeedPages: what the pages of what was asked for name is there: each test in its
+// folder, each page, and no row is without either or the words that it does not hold
+// yet.
+func TestSeedPages(t *testing.T) {
+	for page, least := range map[string]int{"docs/seed-service.md": 50, "docs/seed-egress.md": 50} {
+		text, err := os.ReadFile(page)
 		if err != nil {
 			t.Fatal(err)
 		}
-		if !slices.ContainsFunc(files, func(file string) bool {
-			code, err := os.ReadFile(file)
-			return err == nil && bytes.Contains(code, []byte("\nfunc "+name+"(t *testing.T) {"))
-		}) {
-			t.Errorf("docs/seed-service.md names %s of %s, which is not there", name, dir)
+		tests := regexp.MustCompile("`([a-z.][\\w/-]*) (Test\\w+)`").FindAllSubmatch(text, -1)
+		if len(tests) < least {
+			t.Errorf("%s names %d tests", page, len(tests))
 		}
-	}
-	for _, m := range regexp.MustCompile(`\]\(([\w./-]+)\)`).FindAllSubmatch(text, -1) {
-		if _, err := os.Stat(filepath.Join("docs", string(m[1]))); err != nil {
-			t.Errorf("docs/seed-service.md: %v", err)
+		for _, m := range tests {
+			dir, name := string(m[1]), string(m[2])
+			files, err := filepath.Glob(filepath.Join(dir, "*_test.go"))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if !slices.ContainsFunc(files, func(file string) bool {
+				code, err := os.ReadFile(file)
+				return err == nil && bytes.Contains(code, []byte("\nfunc "+name+"(t *testing.T) {"))
+			}) {
+				t.Errorf("%s names %s of %s, which is not there", page, name, dir)
+			}
 		}
-	}
-	for _, line := range strings.Split(string(text), "\n") {
-		cells := strings.Split(line, "|")
-		if len(cells) == 4 && !strings.Contains(cells[2], "`") && !strings.Contains(cells[2], "](") && !strings.Contains(cells[2], "**not yet**") &&
-			!strings.Contains(line, "asked for") && !strings.Contains(line, "---") {
-			t.Errorf("docs/seed-service.md does not say where this holds: %s", line)
+		for _, m := range regexp.MustCompile(`\]\(([\w./-]+)\)`).FindAllSubmatch(text, -1) {
+			if _, err := os.Stat(filepath.Join("docs", string(m[1]))); err != nil {
+				t.Errorf("%s: %v", page, err)
+			}
+		}
+		for _, line := range strings.Split(string(text), "\n") {
+			cells := strings.Split(line, "|")
+			if len(cells) == 4 && !strings.Contains(cells[2], "`") && !strings.Contains(cells[2], "](") && !strings.Contains(cells[2], "**not yet**") &&
+				!strings.Contains(line, "asked for") && !strings.Contains(line, "---") {
+				t.Errorf("%s does not say where this holds: %s", page, line)
+			}
 		}
 	}
 }

@@ -12,6 +12,7 @@ import (
 	"github.com/dodona-project/dodona/builtin/analysis/webhook"
 	"github.com/dodona-project/dodona/builtin/probe/grpc"
 	"github.com/dodona-project/dodona/builtin/probe/http"
+	"github.com/dodona-project/dodona/builtin/probe/proxy"
 	"github.com/dodona-project/dodona/builtin/probe/tcp"
 	"github.com/dodona-project/dodona/builtin/probe/tls"
 	"github.com/dodona-project/dodona/builtin/strategy/consistenthash"
@@ -64,6 +65,8 @@ func All() []*plugin.Plugin {
 			plugin.Summary("grpc.health.v1 has to say SERVING")),
 		plugin.ProbeOf(tls.Name, version, tls.Probe{}, plugin.MaxConcurrency(probeCalls),
 			plugin.Summary("a TLS handshake with a certificate that does not expire soon")),
+		plugin.ProbeOf(proxy.Name, version, proxy.Probe{}, plugin.MaxConcurrency(probeCalls),
+			plugin.Summary("an upstream proxy's handshake, exit address and targets")),
 	}
 }
 

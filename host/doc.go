@@ -11,6 +11,11 @@
 //	                                                         ▼
 //	SDK picker ◀─WatchConfig── api ◀── snapshot: build ▶ checksum ▶ encode once ▶ fan out
 //
+//	worker ──RegisterWorker, …──▶ api ─▶ pool ─▶ ownership (pure) ─▶ store
+//	       ◀──WatchSnapshots──── api ◀── pool: build ▶ on record ▶ send
+//	operator ──PublishConfig, …─▶ api ─┤   ▲ shares out, ends, plans: Pool.Run
+//	caller ──POST /v1/extractions─▶ rest ┘   └─ supply: lists, credentials (in memory)
+//
 //	rollout: every second, Step(state, evidence, now) ──▶ weights, quarantine ──▶ store
 //	             └─ Analyzer ──▶ plugins ──▶ analysis process (measures a signal)
 //	delivery: every second, Step(state, evidence, now) ──▶ weights, or the start of a rollout ──▶ store
@@ -33,6 +38,9 @@
 //     the snapshot
 //   - rollout: windows, the pure Step, the controller
 //   - delivery: artifacts, releases, deployments; a pure Step and a controller too
+//   - pool: the egress plane; below it ownership (the pure rules), poolconfig,
+//     proxylist, secret, source and supply (what is configured, and what that names),
+//     rest (extractions over HTTP)
 //   - fsck: what a store holds, checked whole
 //   - telemetry: calls and metrics by OTLP
 //   - identity: who is who in the trust domain; issues certificates

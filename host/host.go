@@ -32,6 +32,8 @@ import (
 	"github.com/dodona-project/dodona/host/config"
 	"github.com/dodona-project/dodona/host/delivery"
 	"github.com/dodona-project/dodona/host/identity"
+	"github.com/dodona-project/dodona/host/pool"
+	"github.com/dodona-project/dodona/host/pool/supply"
 	"github.com/dodona-project/dodona/host/rollout"
 	"github.com/dodona-project/dodona/host/service"
 	"github.com/dodona-project/dodona/host/session"
@@ -71,6 +73,9 @@ type Host struct {
 	planner  *service.Planner
 	checks   *check.Broker
 	checker  *check.Checker
+	pool     *pool.Pool
+	supply   *supply.Supplier
+	extract  http.Handler // of extractions over HTTP; nil while the host waits for its store
 	strategy *strategies
 	issuer   *identity.Issuer // nil: no identities are issued here, or not yet
 	grpc     *grpc.Server
@@ -226,6 +231,9 @@ func (h *Host) wire() (err error) {
 	h.delivery = delivery.New(delivery.Options{
 		Store: actions, Plane: h.plane, Audit: h.ledger, Rollouts: h.rollouts, HostID: h.id, Logger: h.log, Registerer: h.metrics,
 	})
+	if err := h.openPool(actions, probes); err != nil {
+		return err
+	}
 	h.control = &api.ControlPlane{
 		Store: h.store, Audit: h.ledger, Plane: h.plane, Sessions: h.sessions, Feeds: h.feeds, Rollouts: h.rollouts, Delivery: h.delivery,
 		Reports:  service.NewReports(h.plane, h.rollouts, time.Now, h.metrics),
@@ -234,6 +242,7 @@ func (h *Host) wire() (err error) {
 	}
 	edge := h.edge()
 	edge.ControlPlane, edge.Checkers = h.control, &api.CheckerControlPlane{Tasks: h.checks, Stopping: h.stopping}
+	edge.Workers, edge.PoolAdmin = &api.WorkerControlPlane{Fleet: h.pool, Stopping: h.stopping}, &api.PoolAdmin{Pool: h.pool}
 	edge.Registerer, edge.Calls = h.metrics, h.export.Calls
 	h.grpc, err = api.New(edge)
 	return err
@@ -307,6 +316,8 @@ func (h *Host) Run(ctx context.Context) error {
 	loop("planner", h.planner.Run)
 	loop("checks", h.checks.Run)
 	loop("checker", h.checker.Run)
+	loop("pool", h.pool.Run)
+	loop("supply", h.supply.Run)
 	loop("collector", h.collect)
 	loop("gap", h.closeGap)
 	loop("members", h.beMember)

@@ -31,6 +31,9 @@ func (h *Host) newHTTP() *http.Server {
 		}
 		_, _ = fmt.Fprintln(w, "ready")
 	})
+	if h.extract != nil {
+		mux.Handle("/v1/", h.extract)
+	}
 	s := &http.Server{
 		Handler: mux, ReadHeaderTimeout: 5 * time.Second, ReadTimeout: 10 * time.Second,
 		WriteTimeout: 30 * time.Second, IdleTimeout: 2 * time.Minute, MaxHeaderBytes: 8 << 10,
@@ -97,7 +100,7 @@ func (a *alarms) add(line string) {
 
 // alarmList is what is wrong with this host's state, for its status.
 func (h *Host) alarmList() []string {
-	lines := slices.Concat(h.ledger.Damaged(), h.alarms.list(), h.feeds.Alarms(), h.checks.Alarms())
+	lines := slices.Concat(h.ledger.Damaged(), h.alarms.list(), h.feeds.Alarms(), h.checks.Alarms(), h.supply.Problems())
 	if h.issuer != nil {
 		lines = append(h.issuer.Alarms(), lines...)
 	}

@@ -84,6 +84,7 @@ var jobs = []job{
 	{"store", "compare-and-set of a record of 256 bytes, durable", storeJob},
 	{"audit", "append an entry of about 300 bytes, durable; verify a chain", auditJob},
 	{"redis", "compare-and-set of a record of 256 bytes on a Redis server", redisJob},
+	{"pool", "snapshots of workers, runtime reports, extractions, a pick of a proxy", poolJob},
 	{"svid", "the check of a certificate request and the SVID for it, P-256", svidJob},
 	{"plugin", "a unary call of 128 bytes to a plugin process over a unix socket; starts, memory, instances", pluginJob},
 }

@@ -35,6 +35,7 @@ import (
 	"github.com/dodona-project/dodona/host/delivery"
 	"github.com/dodona-project/dodona/host/fsck"
 	"github.com/dodona-project/dodona/host/identity"
+	"github.com/dodona-project/dodona/host/pool"
 	"github.com/dodona-project/dodona/host/refusal"
 	"github.com/dodona-project/dodona/host/rollout"
 	"github.com/dodona-project/dodona/host/service"
@@ -57,6 +58,7 @@ type edge struct {
 	alarms *[]string
 	feeds  *snapshot.Feeds
 	checks *check.Broker
+	pool   *pool.Pool
 	issuer *identity.Issuer // nil without withIssuer
 
 	address  string
@@ -177,6 +179,7 @@ func newEdge(t *testing.T, options ...option) *edge {
 		Probe:    judge("probe", "http"),
 		Strategy: judge("strategy", "round-robin", "least-connections", "priority"),
 	}
+	proxies := pool.New(pool.Options{Store: actions, Audit: ledger, HostID: "h1", Strategy: pool.PluginCheck(judge("strategy", "round-robin", "priority"))})
 	var issuer *identity.Issuer
 	if o.issuer != nil {
 		o.issuer.Store, o.issuer.Audit, o.issuer.TrustDomain, o.issuer.HostID = actions, ledger, "example.org", "h1"
@@ -187,6 +190,7 @@ func newEdge(t *testing.T, options ...option) *edge {
 	serve := api.Options{
 		Dev: true, Health: health.NewServer(), Logger: hclog.NewNullLogger(), SendTimeout: o.sends, Registerer: metrics,
 		ControlPlane: control, Checkers: &api.CheckerControlPlane{Tasks: checks, Stopping: stopping},
+		Workers: &api.WorkerControlPlane{Fleet: proxies, Stopping: stopping}, PoolAdmin: &api.PoolAdmin{Pool: proxies},
 		HostAdmin: &api.HostAdmin{HostID: "h1", Version: "test", Store: st, Actions: actions, Audit: ledger, Sessions: sessions,
 			Plugins: fake, Alarms: func() []string { return nil }, Stopping: stopping, Identities: issuer,
 			Operate: api.StoreOperations{
@@ -205,7 +209,7 @@ func newEdge(t *testing.T, options ...option) *edge {
 	go func() { defer close(served); _ = server.Serve(listener) }()
 	ctx, cancel := context.WithCancel(context.Background())
 	var loops sync.WaitGroup
-	for _, run := range []func(context.Context) error{sessions.Run, control.EndShutOut, deliveries.Run} {
+	for _, run := range []func(context.Context) error{sessions.Run, control.EndShutOut, deliveries.Run, proxies.Run} {
 		loops.Go(func() { _ = run(ctx) })
 	}
 	conn, err := grpc.NewClient(listener.Addr().String(), dial...)
@@ -221,7 +225,7 @@ func newEdge(t *testing.T, options ...option) *edge {
 		loops.Wait()
 	})
 	t.Cleanup(leave)
-	return &edge{t, st, server, conn, donav1.NewControlPlaneClient(conn), donav1.NewHostAdminClient(conn), &alarms, feeds, checks, issuer, listener.Addr().String(), fake, rollouts, metrics, stop, leave}
+	return &edge{t, st, server, conn, donav1.NewControlPlaneClient(conn), donav1.NewHostAdminClient(conn), &alarms, feeds, checks, proxies, issuer, listener.Addr().String(), fake, rollouts, metrics, stop, leave}
 }
 
 // patient sends a request again whose entry was not durable in time, as the answer

@@ -404,7 +404,8 @@ func (raw) Unmarshal(data mem.BufferSlice, v any) error {
 
 // unaryMethods and their request types, as they are registered.
 func unaryMethods() (methods []string) {
-	for _, d := range []grpc.ServiceDesc{donav1.ControlPlane_ServiceDesc, donav1.HostAdmin_ServiceDesc, controlplanev1.CheckerControlPlane_ServiceDesc} {
+	for _, d := range []grpc.ServiceDesc{donav1.ControlPlane_ServiceDesc, donav1.HostAdmin_ServiceDesc, controlplanev1.CheckerControlPlane_ServiceDesc,
+		controlplanev1.WorkerControlPlane_ServiceDesc, controlplanev1.PoolAdmin_ServiceDesc} {
 		for _, m := range d.Methods {
 			methods = append(methods, "/"+d.ServiceName+"/"+m.MethodName)
 		}
@@ -426,7 +427,8 @@ func TestBytesThatDoNotParse(t *testing.T) {
 				t.Errorf("%s of %s: %v", name, method, err)
 			}
 		}
-		for _, method := range []string{donav1.ControlPlane_RegisterEndpoint_FullMethodName, donav1.ControlPlane_WatchConfig_FullMethodName, donav1.ControlPlane_WatchStatus_FullMethodName, donav1.HostAdmin_TailPluginLogs_FullMethodName, controlplanev1.CheckerControlPlane_StreamCheckTasks_FullMethodName} {
+		for _, method := range []string{donav1.ControlPlane_RegisterEndpoint_FullMethodName, donav1.ControlPlane_WatchConfig_FullMethodName, donav1.ControlPlane_WatchStatus_FullMethodName, donav1.HostAdmin_TailPluginLogs_FullMethodName, controlplanev1.CheckerControlPlane_StreamCheckTasks_FullMethodName,
+			controlplanev1.WorkerControlPlane_WatchSnapshots_FullMethodName, controlplanev1.WorkerControlPlane_ReportOutcomes_FullMethodName} {
 			s, err := e.conn.NewStream(ctx(t), &grpc.StreamDesc{ClientStreams: true, ServerStreams: true}, method, grpc.ForceCodecV2(raw{}))
 			fatal(t, err)
 			_ = s.SendMsg(bytes)

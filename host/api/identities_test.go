@@ -171,6 +171,16 @@ func TestOtherObjects(t *testing.T) {
 		call     func(conn *grpc.ClientConn, name string) error
 		wantElse codes.Code // of its own
 	}
+	_, err := controlplanev1.NewPoolAdminClient(e.conn).PublishConfig(ctx(t), &controlplanev1.PublishConfigRequest{Yaml: poolDocument})
+	fatal(t, err)
+	worker := e.as(mtls(ca.Source("/prod/worker/w1")))
+	_, err = controlplanev1.NewWorkerControlPlaneClient(e.as(mtls(ca.Source("/prod/worker/w2")))).RegisterWorker(ctx(t), workerNamed("w2"))
+	fatal(t, err)
+	ofWorker := func(call func(c controlplanev1.WorkerControlPlaneClient, name string) error, own codes.Code) object {
+		return object{worker, "w1", [2]string{"w2", "nope"}, func(conn *grpc.ClientConn, name string) error {
+			return call(controlplanev1.NewWorkerControlPlaneClient(conn), name)
+		}, own}
+	}
 	recv := func(s interface{ RecvMsg(any) error }, m proto.Message, err error) error {
 		if err != nil {
 			return err
@@ -214,6 +224,33 @@ func TestOtherObjects(t *testing.T) {
 				Levels: []controlplanev1.CheckLevel{controlplanev1.CheckLevel_CHECK_LEVEL_BASIC}, MaxInFlight: 1})
 			return recv(s, &controlplanev1.CheckTask{}, err)
 		}, codes.Unavailable}, // there is nothing to check
+		controlplanev1.WorkerControlPlane_RegisterWorker_FullMethodName: ofWorker(func(c controlplanev1.WorkerControlPlaneClient, name string) error {
+			_, err := c.RegisterWorker(ctx(t), workerNamed(name))
+			return err
+		}, codes.OK),
+		controlplanev1.WorkerControlPlane_WatchSnapshots_FullMethodName: ofWorker(func(c controlplanev1.WorkerControlPlaneClient, name string) error {
+			s, err := c.WatchSnapshots(ctx(t), &controlplanev1.WatchSnapshotsRequest{WorkerId: name, SessionId: "s"})
+			return recv(s, &controlplanev1.SnapshotUpdate{}, err)
+		}, codes.FailedPrecondition),
+		controlplanev1.WorkerControlPlane_AcknowledgeSnapshot_FullMethodName: ofWorker(func(c controlplanev1.WorkerControlPlaneClient, name string) error {
+			_, err := c.AcknowledgeSnapshot(ctx(t), &controlplanev1.AcknowledgeSnapshotRequest{WorkerId: name, SessionId: "s", Version: 1, Checksum: make([]byte, 32)})
+			return err
+		}, codes.FailedPrecondition),
+		controlplanev1.WorkerControlPlane_ReportRuntime_FullMethodName: ofWorker(func(c controlplanev1.WorkerControlPlaneClient, name string) error {
+			_, err := c.ReportRuntime(ctx(t), &controlplanev1.ReportRuntimeRequest{WorkerId: name, SessionId: "s", ReportSequence: 1})
+			return err
+		}, codes.FailedPrecondition),
+		controlplanev1.WorkerControlPlane_ReportOutcomes_FullMethodName: ofWorker(func(c controlplanev1.WorkerControlPlaneClient, name string) error {
+			s, err := c.ReportOutcomes(ctx(t))
+			fatal(t, err)
+			_ = s.Send(&controlplanev1.OutcomeBatch{WorkerId: name, SessionId: "s", Sequence: 1, Outcomes: []*controlplanev1.Outcome{{Routing: "r", Stage: controlplanev1.Outcome_STAGE_DIAL}}})
+			_, err = s.CloseAndRecv()
+			return err
+		}, codes.FailedPrecondition),
+		controlplanev1.WorkerControlPlane_AcknowledgeDrain_FullMethodName: ofWorker(func(c controlplanev1.WorkerControlPlaneClient, name string) error {
+			_, err := c.AcknowledgeDrain(ctx(t), &controlplanev1.AcknowledgeDrainRequest{WorkerId: name, SessionId: "s", ProxyId: "p"})
+			return err
+		}, codes.FailedPrecondition),
 	} {
 		if api.Policy[method].Object == "" {
 			t.Errorf("%s: the table names no object", method)

@@ -56,16 +56,30 @@ const (
 	smallMessage = 256 << 10
 	statsMessage = 4 << 20
 	observations = 1 << 20
+	listMessage  = 1<<20 + 64<<10 // a list or a configuration, and what is around it
 )
 
 var (
 	admins    = []Role{Admin}
 	workloads = []Role{Workload}
 	checkers  = []Role{Checker}
+	workers   = []Role{Worker}
 )
 
 func admin() Rule {
 	return Rule{Roles: admins, MaxBytes: smallMessage, Rate: 100, Burst: 400, Class: Control}
+}
+
+// published carries a whole list or configuration.
+func published() Rule {
+	r := admin()
+	r.MaxBytes, r.Rate, r.Burst = listMessage, 10, 40
+	return r
+}
+
+// ofWorker is a call that keeps a worker going.
+func ofWorker(rate float64, burst int) Rule {
+	return Rule{Roles: workers, Object: "worker_id", MaxBytes: smallMessage, Rate: rate, Burst: burst, Class: Vital}
 }
 
 func liveness() Rule {
@@ -120,6 +134,24 @@ var Policy = map[string]Rule{
 	controlplanev1.CheckerControlPlane_RegisterChecker_FullMethodName:    {Roles: checkers, Object: "checker_id", MaxBytes: smallMessage, Rate: 100, Burst: 400},
 	controlplanev1.CheckerControlPlane_StreamCheckTasks_FullMethodName:   {Roles: checkers, Object: "checker_id", MaxBytes: smallMessage, Rate: 100, Burst: 400},
 	controlplanev1.CheckerControlPlane_ReportObservations_FullMethodName: {Roles: checkers, Object: "checker_id", MaxBytes: observations, Rate: 2000, Burst: 4000},
+
+	controlplanev1.WorkerControlPlane_RegisterWorker_FullMethodName:      ofWorker(10, 40),
+	controlplanev1.WorkerControlPlane_WatchSnapshots_FullMethodName:      ofWorker(10, 40),
+	controlplanev1.WorkerControlPlane_AcknowledgeSnapshot_FullMethodName: ofWorker(200, 400),
+	controlplanev1.WorkerControlPlane_ReportRuntime_FullMethodName:       ofWorker(200, 400),
+	controlplanev1.WorkerControlPlane_AcknowledgeDrain_FullMethodName:    ofWorker(200, 4_096),
+	controlplanev1.WorkerControlPlane_ReportOutcomes_FullMethodName:      {Roles: workers, Object: "worker_id", MaxBytes: observations, Rate: 200, Burst: 400},
+
+	controlplanev1.PoolAdmin_PublishConfig_FullMethodName:      published(),
+	controlplanev1.PoolAdmin_GetConfig_FullMethodName:          admin(),
+	controlplanev1.PoolAdmin_SetUpstreamEnabled_FullMethodName: admin(),
+	controlplanev1.PoolAdmin_SetRouting_FullMethodName:         admin(),
+	controlplanev1.PoolAdmin_ImportProxies_FullMethodName:      published(),
+	controlplanev1.PoolAdmin_ListProxies_FullMethodName:        admin(),
+	controlplanev1.PoolAdmin_ListWorkers_FullMethodName:        admin(),
+	controlplanev1.PoolAdmin_BeginDrain_FullMethodName:         admin(),
+	controlplanev1.PoolAdmin_Extract_FullMethodName:            {Roles: admins, MaxBytes: smallMessage, Rate: 1_000, Burst: 4_000, Class: Control},
+	controlplanev1.PoolAdmin_GetAvailability_FullMethodName:    admin(),
 
 	donav1.HostAdmin_ListPlugins_FullMethodName:    admin(),
 	donav1.HostAdmin_ReloadPlugin_FullMethodName:   reload(),

@@ -37,6 +37,8 @@ import (
 type Options struct {
 	ControlPlane *ControlPlane        // nil: the host waits for its store, and answers HostAdmin and health alone
 	Checkers     *CheckerControlPlane // nil with it
+	Workers      *WorkerControlPlane  // nil with it
+	PoolAdmin    *PoolAdmin           // nil with it
 	HostAdmin    *HostAdmin
 	Health       *health.Server
 	Dev          bool                 // everyone on loopback is local:dev with every role
@@ -91,9 +93,13 @@ func New(o Options) (*grpc.Server, error) {
 	if o.ControlPlane != nil {
 		donav1.RegisterControlPlaneServer(server, o.ControlPlane)
 		controlplanev1.RegisterCheckerControlPlaneServer(server, o.Checkers)
+		controlplanev1.RegisterWorkerControlPlaneServer(server, o.Workers)
+		controlplanev1.RegisterPoolAdminServer(server, o.PoolAdmin)
 	} else { // admit answers for them
 		donav1.RegisterControlPlaneServer(server, donav1.UnimplementedControlPlaneServer{})
 		controlplanev1.RegisterCheckerControlPlaneServer(server, controlplanev1.UnimplementedCheckerControlPlaneServer{})
+		controlplanev1.RegisterWorkerControlPlaneServer(server, controlplanev1.UnimplementedWorkerControlPlaneServer{})
+		controlplanev1.RegisterPoolAdminServer(server, controlplanev1.UnimplementedPoolAdminServer{})
 	}
 	donav1.RegisterHostAdminServer(server, o.HostAdmin)
 	donav1.RegisterIdentityServer(server, &renewals{host: o.HostAdmin})
@@ -155,7 +161,8 @@ func (v *visitor) done() {
 // needsStore reports whether a method is of a service that a host serves once it has
 // its store.
 func needsStore(method string) bool {
-	for _, service := range []grpc.ServiceDesc{donav1.ControlPlane_ServiceDesc, controlplanev1.CheckerControlPlane_ServiceDesc} {
+	for _, service := range []grpc.ServiceDesc{donav1.ControlPlane_ServiceDesc, controlplanev1.CheckerControlPlane_ServiceDesc,
+		controlplanev1.WorkerControlPlane_ServiceDesc, controlplanev1.PoolAdmin_ServiceDesc} {
 		if strings.HasPrefix(method, "/"+service.ServiceName+"/") {
 			return true
 		}

@@ -3,7 +3,9 @@ package audit
 import (
 	"bytes"
 	"crypto/ed25519"
+	"crypto/hkdf"
 	"crypto/rand"
+	"crypto/sha256"
 	"crypto/x509"
 	"encoding/pem"
 	"errors"
@@ -106,3 +108,13 @@ func (s *Signer) PublicPEM() []byte { return attest.EncodeKey(s.public()) }
 func (s *Signer) public() ed25519.PublicKey { return s.key.Public().(ed25519.PublicKey) }
 
 func (s *Signer) sign(report []byte) []byte { return ed25519.Sign(s.key, report) }
+
+// Derive is another key that all hosts with this one have, for a purpose: 32 bytes
+// that tell nothing of this key or of one for another purpose.
+func (s *Signer) Derive(purpose string) []byte {
+	key, err := hkdf.Key(sha256.New, s.key.Seed(), nil, "dona "+purpose, 32)
+	if err != nil {
+		panic(err) // of no length or hash but these
+	}
+	return key
+}

@@ -58,6 +58,10 @@ type Config struct {
 	CheckInterval time.Duration // between two checks of an endpoint that is well
 	CheckTimeout  time.Duration // of one check
 
+	PoolLists   string // directory of lists of proxies; empty = none
+	PoolSecrets string // directory of credentials; empty = none
+	PoolTokens  string // file of who may extract over HTTP; empty = only who has an identity
+
 	PluginDir     string
 	Attach        map[string]string // sockets by "<kind>/<name>", of plugins that others have started
 	PluginBackoff Backoff
@@ -278,6 +282,15 @@ func Settings() []Setting {
 		{Key: "checks.timeout", Flag: "check-timeout", Default: "5s",
 			Help: "how long an endpoint has to answer a check",
 			set:  duration(func(c *Config) *time.Duration { return &c.CheckTimeout }, 10*time.Millisecond, time.Minute)},
+		{Key: "pool.lists_dir", Flag: "pool-lists-dir", Default: "",
+			Help: "directory below which upstreams of the egress plane have their lists of proxies; without it no source is a file",
+			set:  text(func(c *Config) *string { return &c.PoolLists })},
+		{Key: "pool.secrets_dir", Flag: "pool-secrets-dir", Default: "",
+			Help: "directory below which a secretRef file:NAME has its credential, in a file of mode 0600; without it only env:NAME works",
+			set:  text(func(c *Config) *string { return &c.PoolSecrets })},
+		{Key: "pool.tokens_file", Flag: "pool-tokens-file", Default: "",
+			Help: "file of mode 0600 with name:sha256 of each bearer token that may extract over HTTP; it is followed",
+			set:  text(func(c *Config) *string { return &c.PoolTokens })},
 		{Key: "identity.ttl", Flag: "identity-ttl", Default: "1h",
 			Help: "how long an SVID is valid",
 			set:  duration(func(c *Config) *time.Duration { return &c.SVIDTTL }, time.Second, 24*time.Hour)},

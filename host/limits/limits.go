@@ -73,6 +73,18 @@ const (
 	Probes       = 256   // that a checker announces
 	Observations = 1_000 // of one report
 
+	Workers            = 1_000  // of the egress plane
+	RuntimeCounters    = 4_096  // proxies that a worker owns, and counters of one report
+	OutcomesPerBatch   = 512    // or as many as counters, if that is less
+	OutcomeBatches     = 16     // of one call
+	ProxiesPerUpstream = 10_000 // those that expired included, until they are forgotten
+	ExtractedAtOnce    = 100
+	IdempotencyKeyLen  = 128
+	PoolConfigLen      = 1 << 20
+	ProxyListLen       = 1 << 20
+	ProxyPage          = 1_000
+	SecretRefLen       = 256
+
 	Tokens    = 10_000 // that have not expired
 	TokenUses = 10_000 // of one
 	TokenTTL  = 30 * 24 * time.Hour

@@ -3,7 +3,6 @@ package dona
 import (
 	"context"
 	"fmt"
-	"strings"
 	"sync"
 	"time"
 
@@ -12,9 +11,9 @@ import (
 	donav1 "github.com/dodona-project/dodona/proto/dona/v1"
 	"github.com/dodona-project/dodona/sdk/dona/decide"
 	"github.com/dodona-project/dodona/sdk/dona/internal/cache"
-	"github.com/dodona-project/dodona/sdk/dona/internal/hosts"
-	"github.com/dodona-project/dodona/sdk/dona/internal/name"
 	"github.com/dodona-project/dodona/sdk/dona/internal/report"
+	"github.com/dodona-project/dodona/sdk/internal/hosts"
+	"github.com/dodona-project/dodona/sdk/internal/name"
 )
 
 // Client is connected to the hosts of one deployment. Close it when done.
@@ -49,7 +48,7 @@ type host struct {
 }
 
 // MaxHosts is how many hosts a target may name.
-const MaxHosts = 16
+const MaxHosts = hosts.Most
 
 // Dial makes a client for the hosts in target: host:port, or several, separated by
 // commas, of one deployment: they share a store. It does not wait for a connection,
@@ -95,24 +94,7 @@ func Dial(ctx context.Context, target string, opts ...Option) (*Client, error) {
 // ParseTarget returns the addresses that a target names, each once, in its order.
 // The error says what is allowed and reads on after the name of whatever holds the
 // target.
-func ParseTarget(target string) ([]string, error) {
-	var out []string
-	seen := map[string]bool{}
-	for part := range strings.SplitSeq(target, ",") {
-		part = strings.TrimSpace(part)
-		if name.Address(part) != nil {
-			return nil, fmt.Errorf("is %.80q: allowed is host:port, or several separated by commas", target)
-		}
-		if !seen[part] {
-			seen[part] = true
-			out = append(out, part)
-		}
-	}
-	if len(out) > MaxHosts {
-		return nil, fmt.Errorf("names %d hosts: allowed are at most %d", len(out), MaxHosts)
-	}
-	return out, nil
-}
+func ParseTarget(target string) ([]string, error) { return hosts.Parse(target) }
 
 // Service returns the service of that name and begins to watch it. The same name
 // gives the same Service. A name that cannot be one is refused by Ready and Pick.

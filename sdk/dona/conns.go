@@ -8,31 +8,12 @@ import (
 	"time"
 
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/backoff"
 	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/connectivity"
-	"google.golang.org/grpc/keepalive"
 	"google.golang.org/grpc/status"
 
 	donav1 "github.com/dodona-project/dodona/proto/dona/v1"
-	"github.com/dodona-project/dodona/sdk/dona/internal/hosts"
-)
-
-const (
-	window         = 2 << 20 // flow control of a stream and a connection, fixed: no probing pings
-	maxWatchFrame  = 8 << 20
-	keepaliveEvery = 30 * time.Second
-	keepaliveWait  = 10 * time.Second
-	connectTimeout = 5 * time.Second
-
-	// ownRedial is how often gRPC dials by itself what could not be reached.
-	ownRedial = 30 * time.Second
-
-	// otherTimeout bounds the wait for a host when there is another one to ask.
-	otherTimeout = 2 * time.Second
-
-	// reconnectTimeout bounds the wait for a host that failed before.
-	reconnectTimeout = time.Second
+	"github.com/dodona-project/dodona/sdk/internal/hosts"
+	"github.com/dodona-project/dodona/sdk/internal/link"
 )
 
 // shared holds the plaintext connections of this process by address: streams on
@@ -80,71 +61,19 @@ func connect(address string, o *options) (*host, error) {
 }
 
 func newConn(address string, o *options) (*grpc.ClientConn, error) {
-	opts := []grpc.DialOption{
-		grpc.WithTransportCredentials(o.credentials),
-		grpc.WithStaticStreamWindowSize(window),
-		grpc.WithStaticConnWindowSize(window),
-		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: keepaliveEvery, Timeout: keepaliveWait, PermitWithoutStream: true}),
-		grpc.WithConnectParams(grpc.ConnectParams{
-			// Streams come back by their own jitter and reset this one. Without them
-			// a host that is away is hardly dialed.
-			Backoff:           backoff.Config{BaseDelay: ownRedial, Multiplier: 1, Jitter: 0.2, MaxDelay: ownRedial},
-			MinConnectTimeout: connectTimeout,
-		}),
-		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxWatchFrame)),
-		grpc.WithDisableServiceConfig(),
-		grpc.WithIdleTimeout(0),
-	}
-	target := "dns:///" + address
-	if o.dialer != nil {
-		opts = append(opts, grpc.WithContextDialer(o.dialer))
-		target = "passthrough:///" + address
-	}
-	return grpc.NewClient(target, opts...)
+	return link.New(address, link.Options{Credentials: o.credentials, Dialer: o.dialer})
 }
 
-// errAway says that a host cannot be reached.
-var errAway = errors.New("cannot be reached")
-
-// api returns the host's control plane once it is connected: a host that cannot be
-// reached is found here, fast, and not by a call that waits. patience bounds the
-// wait for a host that nothing is known of.
-func (h *host) api(ctx context.Context, patience time.Duration) (donav1.ControlPlaneClient, error) {
-	state := h.conn.GetState()
-	if state == connectivity.TransientFailure {
-		// From here gRPC shows no new attempt, only its success. What takes longer
-		// goes on in the background and serves the next try.
-		patience = min(patience, reconnectTimeout)
-		h.conn.ResetConnectBackoff()
-	}
-	ctx, cancel := context.WithTimeout(ctx, patience)
-	defer cancel()
-	for failed := state == connectivity.TransientFailure; ; state = h.conn.GetState() {
-		switch state {
-		case connectivity.Ready:
-			return donav1.NewControlPlaneClient(h.conn), nil
-		case connectivity.Idle:
-			h.conn.Connect()
-		case connectivity.TransientFailure:
-			if !failed {
-				return nil, errAway
-			}
-		case connectivity.Shutdown:
-			return nil, ErrClosed
-		}
-		if !h.conn.WaitForStateChange(ctx, state) {
-			return nil, fmt.Errorf("%w: %w", errAway, ctx.Err())
-		}
-	}
-}
-
-// api connects to a host, with less patience when there is another one to ask.
+// api returns a host's control plane once it is connected, with less patience when there
+// is another one to ask.
 func (c *Client) api(ctx context.Context, h *host) (donav1.ControlPlaneClient, error) {
-	patience := connectTimeout
-	if c.another(h) {
-		patience = otherTimeout
+	switch err := link.Ready(ctx, h.conn, c.another(h)); {
+	case errors.Is(err, link.ErrClosed):
+		return nil, ErrClosed
+	case err != nil:
+		return nil, err
 	}
-	return h.api(ctx, patience)
+	return donav1.NewControlPlaneClient(h.conn), nil
 }
 
 // next returns the host to ask now. avoid is the place of the one that just failed
@@ -161,7 +90,7 @@ func (c *Client) note(h *host, err error) {
 	case err == nil:
 		c.health.Worked(h.place)
 		return
-	case errors.Is(err, errAway), errors.Is(err, errSilent), errors.Is(err, errBehind):
+	case errors.Is(err, link.ErrAway), errors.Is(err, errSilent), errors.Is(err, errBehind):
 	case status.Code(err) == codes.Unavailable, status.Code(err) == codes.DeadlineExceeded:
 	default:
 		return

@@ -15,7 +15,7 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 
 	"github.com/dodona-project/dodona/sdk/dona/identity"
-	"github.com/dodona-project/dodona/sdk/dona/internal/name"
+	"github.com/dodona-project/dodona/sdk/internal/name"
 )
 
 // Option changes how a client is made.

@@ -15,9 +15,9 @@ import (
 	"google.golang.org/grpc/status"
 
 	donav1 "github.com/dodona-project/dodona/proto/dona/v1"
-	"github.com/dodona-project/dodona/sdk/dona/internal/backoff"
-	"github.com/dodona-project/dodona/sdk/dona/internal/hosts"
-	"github.com/dodona-project/dodona/sdk/dona/internal/name"
+	"github.com/dodona-project/dodona/sdk/internal/backoff"
+	"github.com/dodona-project/dodona/sdk/internal/hosts"
+	"github.com/dodona-project/dodona/sdk/internal/name"
 )
 
 // OwnEndpoint is an endpoint that this process offers.

@@ -11,10 +11,10 @@ import (
 	donav1 "github.com/dodona-project/dodona/proto/dona/v1"
 	"github.com/dodona-project/dodona/sdk/dona/decide"
 	"github.com/dodona-project/dodona/sdk/dona/digest"
-	"github.com/dodona-project/dodona/sdk/dona/internal/backoff"
 	"github.com/dodona-project/dodona/sdk/dona/internal/cache"
-	"github.com/dodona-project/dodona/sdk/dona/internal/hosts"
 	"github.com/dodona-project/dodona/sdk/dona/mirror"
+	"github.com/dodona-project/dodona/sdk/internal/backoff"
+	"github.com/dodona-project/dodona/sdk/internal/hosts"
 )
 
 // firstFrame bounds how long a host may take to answer a watch.

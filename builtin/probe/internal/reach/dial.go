@@ -63,7 +63,7 @@ func (d Dialer) Dial(ctx context.Context, address string) (net.Conn, error) {
 	for i, a := range addresses {
 		var conn net.Conn
 		if conn, err = d.try(ctx, netip.AddrPortFrom(a, port), len(addresses)-i); err == nil {
-			return &bounded{Conn: conn, left: maxConnection}, nil
+			return Bound(conn), nil
 		}
 		if ctx.Err() != nil {
 			break
@@ -107,6 +107,9 @@ func (d Dialer) try(ctx context.Context, to netip.AddrPort, left int) (net.Conn,
 
 // ErrTooMuch ends a read of a target that sends without end.
 var ErrTooMuch = errors.New("it sends too much")
+
+// Bound returns a connection that ends with ErrTooMuch after what a check may read.
+func Bound(conn net.Conn) net.Conn { return &bounded{Conn: conn, left: maxConnection} }
 
 // bounded is a connection of which only so many bytes are read.
 type bounded struct {

@@ -9,12 +9,13 @@
 package reach
 
 import (
-	"encoding/binary"
 	"fmt"
 	"net/netip"
 	"os"
 	"slices"
 	"strings"
+
+	"github.com/dodona-project/dodona/sdk/worker/target"
 )
 
 // Classes of addresses that are refused unless they are allowed.
@@ -33,69 +34,16 @@ const Variable = "PROBE_ALLOW"
 
 var classes = []string{Loopback, LinkLocal, Metadata}
 
-// metadata are the addresses at which clouds serve metadata.
-var metadata = []netip.Addr{
-	netip.MustParseAddr("169.254.169.254"), // AWS, GCP, Azure, OpenStack and others
-	netip.MustParseAddr("169.254.170.2"),   // AWS, of containers
-	netip.MustParseAddr("169.254.170.23"),  // AWS, of pods
-	netip.MustParseAddr("fd00:ec2::254"),
-	netip.MustParseAddr("fd00:ec2::23"),
-	netip.MustParseAddr("fd20:ce::254"),    // GCP
-	netip.MustParseAddr("100.100.100.200"), // Alibaba
-	netip.MustParseAddr("168.63.129.16"),   // Azure
-	netip.MustParseAddr("192.0.0.192"),     // Oracle
-}
-
-var (
-	thisNetwork = netip.MustParsePrefix("0.0.0.0/8")
-	reserved    = netip.MustParsePrefix("240.0.0.0/4")
-	nat64       = netip.MustParsePrefix("64:ff9b::/96")
-	localNAT64  = netip.MustParsePrefix("64:ff9b:1::/48")
-	sixToFour   = netip.MustParsePrefix("2002::/16")
-	teredo      = netip.MustParsePrefix("2001::/32")
-	compatible  = netip.MustParsePrefix("::/96")
-	siteLocal   = netip.MustParsePrefix("fec0::/10")
-)
-
-// Class is the class of an address, empty for one that is not refused.
+// Class is the class of an address, empty for one that is not refused. An IPv6 address
+// with an IPv4 one inside has the class of that.
 func Class(a netip.Addr) string {
-	a = a.WithZone("").Unmap()
-	switch {
-	case slices.Contains(metadata, a):
-		return Metadata
-	case a.IsLoopback() || a.IsUnspecified() || thisNetwork.Contains(a):
-		return Loopback
-	case a.IsLinkLocalUnicast() || siteLocal.Contains(a):
-		return LinkLocal
-	case !a.IsValid() || a.IsMulticast() || reserved.Contains(a):
+	switch class := target.ClassOf(a); class {
+	case target.Loopback, target.LinkLocal, target.Metadata:
+		return class.String()
+	case target.Multicast, target.Reserved:
 		return nowhere
 	}
-	if inner, ok := embedded(a); ok {
-		return Class(inner)
-	}
 	return ""
-}
-
-// embedded is the IPv4 address that traffic to an IPv6 one may end at.
-func embedded(a netip.Addr) (netip.Addr, bool) {
-	if !a.Is6() {
-		return netip.Addr{}, false
-	}
-	b := a.As16()
-	at := func(i int) netip.Addr { return netip.AddrFrom4([4]byte(b[i : i+4])) }
-	switch {
-	case nat64.Contains(a), localNAT64.Contains(a), compatible.Contains(a):
-		return at(12), true
-	case sixToFour.Contains(a):
-		return at(2), true
-	case teredo.Contains(a):
-		var v4 [4]byte
-		binary.BigEndian.PutUint32(v4[:], ^binary.BigEndian.Uint32(b[12:]))
-		return netip.AddrFrom4(v4), true
-	case b[8]&^2 == 0 && b[9] == 0 && b[10] == 0x5e && b[11] == 0xfe: // ISATAP
-		return at(12), true
-	}
-	return netip.Addr{}, false
 }
 
 // Refusal says that an address may not be reached. It is not the target's fault: a
@@ -117,6 +65,32 @@ func Allowing(config []string) Policy {
 		}
 	}
 	return Policy{allowed: allowed}
+}
+
+// Classes are the allowed ones.
+func (p Policy) Classes() (out []target.Class) {
+	for _, c := range []target.Class{target.Loopback, target.LinkLocal, target.Metadata} {
+		if slices.Contains(p.allowed, c.String()) {
+			out = append(out, c)
+		}
+	}
+	return out
+}
+
+// CheckTarget returns a *Refusal for a target of somebody else's connection that may not be
+// reached, by its address or by what its name always means.
+func (p Policy) CheckTarget(t target.Target) error {
+	if t.Addr.IsValid() {
+		return p.check(t.Addr)
+	}
+	if class := target.ClassOfName(t.Name).String(); slices.Contains(classes, class) && !slices.Contains(p.allowed, class) {
+		return notAllowed(t.Name, class, "name")
+	}
+	return nil
+}
+
+func notAllowed(what, class, kind string) *Refusal {
+	return &Refusal{What: what, Why: fmt.Sprintf("it is a %s %s; allow it in the probe's configuration (\"allow\": [%q]) or in its environment (%s=%s)", class, kind, class, Variable, class)}
 }
 
 // CheckAllow refuses a class that does not exist, in a configuration or in the
@@ -144,5 +118,5 @@ func (p Policy) check(a netip.Addr) error {
 	case class == nowhere:
 		return &Refusal{What: a.String(), Why: "it is multicast or reserved, and no one's address"}
 	}
-	return &Refusal{What: a.String(), Why: fmt.Sprintf("it is a %s address; allow it in the probe's configuration (\"allow\": [%q]) or in its environment (%s=%s)", class, class, Variable, class)}
+	return notAllowed(a.String(), class, "address")
 }

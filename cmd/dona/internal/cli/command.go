@@ -104,8 +104,10 @@ func checkArgument(name, value string) error {
 	switch name {
 	case "SERVICE":
 		err = limits.Service(value)
-	case "FLAG", "VARIANT":
+	case "FLAG", "VARIANT", "UPSTREAM", "ROUTING":
 		err = limits.Name(value)
+	case "PROXY":
+		err = limits.ID(value)
 	}
 	if err != nil {
 		return usage("%s %v", name, err)

@@ -64,12 +64,14 @@ var needed = map[string]string{
 	"demo":              "--dona-host nowhere",
 	"attest fetch":      "--out d",
 	"plugin new":        "--module-dir nowhere",
+	"pool extract":      "--upstream acme",
+	"pool routing set":  "--enabled",
 }
 
 // withoutHost are the commands that ask no host, and how they end here.
 var withoutHost = map[string]int{
 	"bucket": ExitOK, "version": ExitOK, "completion": ExitOK, "store restore": ExitUsage, "demo": ExitConfig, "svid renew": ExitUsage,
-	"attest verify": ExitConfig, "attest verify-segments": ExitConfig,
+	"attest verify": ExitConfig, "attest verify-segments": ExitConfig, "pool config check": ExitOK,
 	"plugin install": ExitUsage, "plugin lock": ExitUsage, "plugin verify": ExitUsage,
 	"plugin new": ExitUsage, "plugin test": ExitUsage,
 }
@@ -82,6 +84,10 @@ func TestEveryCommandAnswersInJSON(t *testing.T) {
 		"SERVICE": "checkout", "FLAG": "new-ui", "VARIANT": "v2", "PLUGIN": "analysis/prometheus",
 		"HOST": "shop.example.com", "ID": "0123456789abcdef", "FILE": "b.db", "UNIT": "u", "SHELL": "bash", "DIR": "nowhere",
 		"KIND": "probe", "NAME": "my-check",
+		"UPSTREAM": "acme", "ROUTING": "shop", "PROXY": "px-1", "YAML": "pool.yaml", "LIST": "pool.yaml",
+	}
+	if err := os.WriteFile("pool.yaml", []byte("cluster: {id: east}\n"), 0o600); err != nil {
+		t.Fatal(err)
 	}
 	for path, c := range leaves(t) {
 		if c.Name() == "demo-service" {

@@ -14,6 +14,8 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/dodona-project/dodona/host/limits"
+	"github.com/dodona-project/dodona/host/pool/poolconfig"
+	controlplanev1 "github.com/dodona-project/dodona/proto/controlplane/v1"
 	donav1 "github.com/dodona-project/dodona/proto/dona/v1"
 )
 
@@ -102,7 +104,7 @@ func (a *app) completeEach(cmd *cobra.Command) {
 		if len(args) >= len(names) {
 			return nil, cobra.ShellCompDirectiveNoFileComp
 		}
-		if names[len(args)] == "FILE" {
+		if slices.Contains([]string{"FILE", "YAML", "LIST"}, names[len(args)]) {
 			return files(cmd, args, begun)
 		}
 		return a.argumentOffer(names[len(args)]).words(cmd, args, begun)
@@ -148,6 +150,10 @@ func (a *app) argumentOffer(name string) offer {
 		})
 	case "PLUGIN":
 		return a.plugins("", "")
+	case "UPSTREAM":
+		return a.upstreams
+	case "ROUTING":
+		return a.routings
 	}
 	return nil
 }
@@ -160,6 +166,16 @@ func (a *app) flagOffer(command, name string) offer {
 		return a.plugins("strategy", "default")
 	case name == "probe":
 		return a.plugins("probe", noProbe)
+	case name == "upstream":
+		return a.upstreams
+	case name == "routing":
+		return a.routings
+	case name == "state":
+		return func(*cobra.Command, []string) []string {
+			return []string{"new", "available", "suspect", "unhealthy", "extracted", "expired"}
+		}
+	case name == "protocol":
+		return func(*cobra.Command, []string) []string { return []string{"http", "https", "socks5"} }
 	case name == "canary", name == "stable", name == "variant" && command != "demo-service":
 		return a.variants
 	}
@@ -241,4 +257,28 @@ func (a *app) plugins(kind, also string) offer {
 			return words
 		})
 	}
+}
+
+func (a *app) upstreams(cmd *cobra.Command, _ []string) []string {
+	return a.asked(cmd, func(c *connection) (names []string) {
+		reply, _ := call(c, "availability", c.pool.GetAvailability, &controlplanev1.GetAvailabilityRequest{})
+		for _, u := range reply.GetUpstreams() {
+			names = append(names, u.GetUpstream())
+		}
+		return names
+	})
+}
+
+func (a *app) routings(cmd *cobra.Command, _ []string) []string {
+	return a.asked(cmd, func(c *connection) (names []string) {
+		reply, _ := call(c, "configuration", c.pool.GetConfig, &controlplanev1.GetConfigRequest{})
+		config, err := poolconfig.Parse("published", reply.GetYaml())
+		if err != nil {
+			return nil
+		}
+		for _, r := range config.Routings {
+			names = append(names, r.Name)
+		}
+		return names
+	})
 }

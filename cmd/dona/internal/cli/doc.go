@@ -89,7 +89,7 @@ func (a *app) style() render.Style { return render.Style{Color: a.screen.Color()
 func (a *app) root() *cobra.Command {
 	root := group("dona", "Operate a Dodona host: deliveries, canary rollouts, flags, policy, status",
 		a.statusCommand(), a.servicesCommand(), a.rolloutCommand(), a.flagCommand(), a.policyCommand(),
-		a.artifactCommand(), a.releaseCommand(), a.deployCommand(), a.ingressCommand(), a.shareCommand(),
+		a.artifactCommand(), a.releaseCommand(), a.deployCommand(), a.ingressCommand(), a.shareCommand(), a.poolCommand(),
 		a.pluginCommand(), a.storeCommand(), a.attestCommand(), a.svidCommand(), a.bucketCommand(), a.explainCommand(), a.demoCommand(), a.demoServiceCommand(), a.completionCommand(), a.versionCommand())
 	root.Long = `Operate a Dodona host: deliveries, canary rollouts, flags, policy, status.
 

@@ -14,6 +14,7 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 
+	controlplanev1 "github.com/dodona-project/dodona/proto/controlplane/v1"
 	donav1 "github.com/dodona-project/dodona/proto/dona/v1"
 )
 
@@ -22,6 +23,7 @@ import (
 type fakeHost struct {
 	donav1.UnimplementedControlPlaneServer
 	donav1.UnimplementedHostAdminServer
+	controlplanev1.UnimplementedPoolAdminServer
 
 	address string
 	server  *grpc.Server
@@ -34,6 +36,7 @@ type fakeHost struct {
 
 	delivered map[string]delivered
 	store     fakeStore
+	pool      fakePool
 	refuse    error // the answer to everything
 	silent    bool  // no answer to anything
 	drops     int   // watches that break after their first reply
@@ -56,6 +59,7 @@ func newFakeHost(t testing.TB) *fakeHost {
 	f.server = server
 	donav1.RegisterControlPlaneServer(server, f)
 	donav1.RegisterHostAdminServer(server, f)
+	controlplanev1.RegisterPoolAdminServer(server, f)
 	done := make(chan struct{})
 	go func() {
 		defer close(done)

@@ -16,6 +16,7 @@ import (
 	"google.golang.org/grpc/resolver"
 	"google.golang.org/grpc/resolver/manual"
 
+	controlplanev1 "github.com/dodona-project/dodona/proto/controlplane/v1"
 	donav1 "github.com/dodona-project/dodona/proto/dona/v1"
 	"github.com/dodona-project/dodona/sdk/dona"
 )
@@ -33,6 +34,7 @@ type connection struct {
 	conn    *grpc.ClientConn
 	control donav1.ControlPlaneClient
 	admin   donav1.HostAdminClient
+	pool    controlplanev1.PoolAdminClient
 	target  string
 	timeout time.Duration
 	secured bool   // with an identity
@@ -102,7 +104,7 @@ func (a *app) connect(ctx context.Context) (*connection, error) {
 	if err != nil {
 		return nil, usage("--host is %q: %v", target, err)
 	}
-	c.control, c.admin = donav1.NewControlPlaneClient(c.conn), donav1.NewHostAdminClient(c.conn)
+	c.control, c.admin, c.pool = donav1.NewControlPlaneClient(c.conn), donav1.NewHostAdminClient(c.conn), controlplanev1.NewPoolAdminClient(c.conn)
 	if err := c.stand(); err != nil {
 		c.close()
 		return nil, err

@@ -35,6 +35,9 @@ func fakeOf(ts *testscript.TestScript) *fakeHost { return ts.Value(hostKey{}).(*
 //	host log FILE       the log of every plugin: a PluginLogLine as JSON on each line
 //	host store FILE     what it says of itself: a HostStatus as JSON
 //	host check FILE     what a check of its store finds: a CheckStoreReply as JSON
+//	host pool NAME FILE what the egress plane answers: NAME is proxies, workers,
+//	                    availability, drain, import or extract, the file JSON
+//	host warn TEXT...   the warning of each publication
 //	host cut, host lie  its backups end early, or are not what it says
 //	host refuse CODE TEXT...  answer everything with an error
 //	host silent         answer nothing
@@ -117,6 +120,10 @@ func hostCommand(ts *testscript.TestScript, _ bool, args []string) {
 		ts.Check(protojson.Unmarshal([]byte(ts.ReadFile(args[1])), &f.store.host))
 	case "check":
 		ts.Check(protojson.Unmarshal([]byte(ts.ReadFile(args[1])), &f.store.check))
+	case "pool":
+		ts.Check(protojson.Unmarshal([]byte(ts.ReadFile(args[2])), f.pool.answer(args[1])))
+	case "warn":
+		f.pool.warnings = []string{strings.Join(args[1:], " ")}
 	case "cut":
 		f.store.cut = true
 	case "lie":

@@ -9,7 +9,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	donav1 "github.com/dodona-project/dodona/proto/dona/v1"
-	"github.com/dodona-project/dodona/sdk/dona/internal/backoff"
+	"github.com/dodona-project/dodona/sdk/internal/backoff"
 )
 
 // foldEvery is how often the queues are emptied while there is traffic. Without

@@ -7,7 +7,7 @@ import (
 
 	"pgregory.net/rapid"
 
-	"github.com/dodona-project/dodona/sdk/dona/internal/hosts"
+	"github.com/dodona-project/dodona/sdk/internal/hosts"
 )
 
 var start = time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)

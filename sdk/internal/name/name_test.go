@@ -4,7 +4,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/dodona-project/dodona/sdk/dona/internal/name"
+	"github.com/dodona-project/dodona/sdk/internal/name"
 )
 
 func TestNames(t *testing.T) {

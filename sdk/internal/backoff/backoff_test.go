@@ -4,7 +4,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/dodona-project/dodona/sdk/dona/internal/backoff"
+	"github.com/dodona-project/dodona/sdk/internal/backoff"
 )
 
 // longest reads waits at their upper bound.
