@@ -1,6 +1,7 @@
 package identity
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -127,11 +128,16 @@ func (r *Rotating) first(ctx context.Context) error {
 		return errors.New("there is no token to get an SVID with")
 	}
 	wait := leastWait
+	var last error // why there is none yet, which a try that was cut short does not know
 	for {
 		err := r.bootstrap(ctx)
-		if err == nil || ctx.Err() != nil {
-			return err
+		if err == nil {
+			return nil
 		}
+		if ctx.Err() != nil {
+			return cmp.Or(last, err)
+		}
+		last = err
 		switch status.Code(err) {
 		case codes.Unavailable, codes.DeadlineExceeded, codes.ResourceExhausted:
 		default:

@@ -60,7 +60,7 @@ var needed = map[string]string{
 	"store restore":     "--data-dir d",
 	"svid token create": "--service checkout",
 	"svid issue":        "--token t --out identity --bootstrap 127.0.0.1:1",
-	"svid agent":        "--token t --socket private/agent.sock --bootstrap 127.0.0.1:1 --timeout 500ms",
+	"svid agent":        "--token t --socket private/agent.sock --bootstrap 127.0.0.1:1 --timeout 3s",
 	"demo":              "--dona-host nowhere",
 	"attest fetch":      "--out d",
 	"plugin new":        "--module-dir nowhere",
