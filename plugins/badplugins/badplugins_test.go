@@ -1,10 +1,12 @@
 package badplugins
 
 import (
+	"io/fs"
 	"os"
 	"path/filepath"
 	"regexp"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/dodona-project/dodona/plugins"
@@ -54,20 +56,18 @@ func TestPageNamesTestsThatExist(t *testing.T) {
 		t.Fatal(err)
 	}
 	there := map[string]bool{}
-	for _, dir := range []string{"..", "../runner"} {
-		files, err := filepath.Glob(filepath.Join(dir, "*_test.go"))
-		if err != nil {
-			t.Fatal(err)
+	err = filepath.WalkDir("..", func(file string, _ fs.DirEntry, err error) error {
+		if err != nil || !strings.HasSuffix(file, "_test.go") {
+			return err
 		}
-		for _, file := range files {
-			text, err := os.ReadFile(file)
-			if err != nil {
-				t.Fatal(err)
-			}
-			for _, m := range regexp.MustCompile(`(?m)^func (Test\w+)\(`).FindAllSubmatch(text, -1) {
-				there[string(m[1])] = true
-			}
+		text, err := os.ReadFile(file)
+		for _, m := range regexp.MustCompile(`(?m)^func (Test\w+)\(`).FindAllSubmatch(text, -1) {
+			there[string(m[1])] = true
 		}
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
 	}
 	for _, m := range regexp.MustCompile("`(Test\\w+)`").FindAllSubmatch(page, -1) {
 		if !there[string(m[1])] {
