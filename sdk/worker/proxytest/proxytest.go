@@ -127,6 +127,13 @@ func (s *Server) Accepted() int {
 	return s.accepted
 }
 
+// Open is how many connections there are now, to clients and to targets.
+func (s *Server) Open() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return len(s.conns)
+}
+
 func (s *Server) accept() {
 	for {
 		conn, err := s.listener.Accept()

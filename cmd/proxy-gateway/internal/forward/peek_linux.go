@@ -1,0 +1,17 @@
+package forward
+
+import "golang.org/x/sys/unix"
+
+// nothingToRead reports whether a socket has neither bytes nor an end to read.
+func nothingToRead(fd int) bool {
+	var one [1]byte
+	_, _, err := unix.Recvfrom(fd, one[:], unix.MSG_PEEK|unix.MSG_DONTWAIT)
+	return err == unix.EAGAIN
+}
+
+// hungUp reports whether the other side has closed, whatever it sent before.
+func hungUp(fd int) bool {
+	p := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLRDHUP}}
+	n, err := unix.Poll(p, 0)
+	return err == nil && n > 0
+}
