@@ -403,13 +403,13 @@ func commandOf(words []string) (command, flags []string) {
 	}
 	// The last words may be names: of a service, a folder, a variant.
 	groups := map[string]int{"artifact": 2, "attest": 2, "completion": 2, "deploy": 2, "flag": 2, "help": 0, "ingress": 2, "operator": 1, "plugin": 2, "policy": 2,
-		"release": 2, "rollout": 2, "share": 2, "store": 2, "svid": 2}
+		"pool": 2, "release": 2, "rollout": 2, "share": 2, "store": 2, "svid": 2}
 	if len(command) > 0 {
 		n := 1
 		if of, ok := groups[command[0]]; ok {
 			n = of
 		}
-		if n == 2 && command[0] == "svid" && len(command) > 1 && (command[1] == "token" || command[1] == "ca") {
+		if len(command) > 1 && slices.Contains([]string{"pool config", "pool routing", "pool upstream", "svid ca", "svid token"}, command[0]+" "+command[1]) {
 			n = 3
 		}
 		command = command[:min(len(command), n)]
