@@ -243,6 +243,7 @@ func (h *Host) wire() (err error) {
 	edge := h.edge()
 	edge.ControlPlane, edge.Checkers = h.control, &api.CheckerControlPlane{Tasks: h.checks, Stopping: h.stopping}
 	edge.Workers, edge.PoolAdmin = &api.WorkerControlPlane{Fleet: h.pool, Stopping: h.stopping}, &api.PoolAdmin{Pool: h.pool}
+	edge.Published = h.pool.Environment
 	edge.Registerer, edge.Calls = h.metrics, h.export.Calls
 	h.grpc, err = api.New(edge)
 	return err

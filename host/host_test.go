@@ -39,7 +39,8 @@ type running struct {
 	dir        string
 	grpc, http string
 	stop       func() error
-	log        *bytes.Buffer
+	log        *bytes.Buffer // of all levels
+	host       *host.Host
 }
 
 // start starts one; flags are added to what every one of these hosts is told.
@@ -57,14 +58,14 @@ func start(t *testing.T, flags map[string]string) *running {
 		t.Fatal(err)
 	}
 	log := &bytes.Buffer{}
-	h, err := host.New(c, hclog.New(&hclog.LoggerOptions{Output: log}))
+	h, err := host.New(c, hclog.New(&hclog.LoggerOptions{Output: log, Level: hclog.Trace}))
 	if err != nil {
 		t.Fatal(err)
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
 	go func() { done <- h.Run(ctx) }()
-	r := &running{t: t, dir: dir, log: log}
+	r := &running{t: t, dir: dir, log: log, host: h}
 	stopped := false
 	r.stop = func() error {
 		if stopped {

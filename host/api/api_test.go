@@ -190,7 +190,7 @@ func newEdge(t *testing.T, options ...option) *edge {
 	serve := api.Options{
 		Dev: true, Health: health.NewServer(), Logger: hclog.NewNullLogger(), SendTimeout: o.sends, Registerer: metrics,
 		ControlPlane: control, Checkers: &api.CheckerControlPlane{Tasks: checks, Stopping: stopping},
-		Workers: &api.WorkerControlPlane{Fleet: proxies, Stopping: stopping}, PoolAdmin: &api.PoolAdmin{Pool: proxies},
+		Workers: &api.WorkerControlPlane{Fleet: proxies, Stopping: stopping}, PoolAdmin: &api.PoolAdmin{Pool: proxies}, Published: proxies.Environment,
 		HostAdmin: &api.HostAdmin{HostID: "h1", Version: "test", Store: st, Actions: actions, Audit: ledger, Sessions: sessions,
 			Plugins: fake, Alarms: func() []string { return nil }, Stopping: stopping, Identities: issuer,
 			Operate: api.StoreOperations{

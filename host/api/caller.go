@@ -1,6 +1,7 @@
 package api
 
 import (
+	"cmp"
 	"context"
 	"math"
 	"slices"
@@ -43,14 +44,29 @@ var roleOf = map[identity.Kind]Role{
 	identity.Service: Workload, identity.Worker: Worker, identity.Checker: Checker, identity.Admin: Admin, identity.Host: Host,
 }
 
-// callerOf is who has an identity. Workers and checkers of another environment than
-// the host's (empty = any) have no role.
-func callerOf(id identity.ID, environment string) caller {
-	c := caller{actor: id.String(), id: id}
-	if environment == "" || id.Environment == "" || id.Environment == environment {
-		c.roles = []Role{roleOf[id.Kind]}
+// callerOf is who has an identity.
+func callerOf(id identity.ID) caller {
+	return caller{actor: id.String(), id: id, roles: []Role{roleOf[id.Kind]}}
+}
+
+// placed refuses workers and checkers of another environment than the one served: that
+// of the published configuration, where it names one, or else the host's.
+func (g *guard) placed(ctx context.Context, who caller, rule Rule) error {
+	if who.id.Environment == "" || slices.Contains(rule.Roles, Anyone) {
+		return nil
 	}
-	return c
+	want := g.environment
+	if g.published != nil {
+		named, err := g.published(ctx)
+		if err != nil {
+			return err
+		}
+		want = cmp.Or(named, want)
+	}
+	if want != "" && who.id.Environment != want {
+		return refusal.New(refusal.Denied, "this identity is of environment %s, and this host serves %s", who.id.Environment, want)
+	}
+	return nil
 }
 
 // identify says who calls: whose certificate the connection was made with, and

@@ -75,7 +75,6 @@ type door struct {
 	credentials.TransportCredentials // TLS, or none at all
 	identity                         Identity
 	domain                           spiffeid.TrustDomain
-	environment                      string // of workers and checkers; empty = any
 	caps                             Caps
 	metrics                          *metrics
 	recheck, parting                 time.Duration
@@ -91,7 +90,7 @@ type seat struct{ actor, address string }
 type seats struct{ connections, streams int }
 
 func newDoor(o Options, m *metrics) *door {
-	d := &door{TransportCredentials: insecure.NewCredentials(), identity: o.Identity, domain: o.TrustDomain, environment: o.Environment, caps: o.Caps, metrics: m,
+	d := &door{TransportCredentials: insecure.NewCredentials(), identity: o.Identity, domain: o.TrustDomain, caps: o.Caps, metrics: m,
 		recheck: cmp.Or(o.Reauthorise, reauthorise), parting: parting, peers: map[seat]*seats{}}
 	if o.Identity != nil {
 		d.TransportCredentials = credentials.NewTLS(ServerTLS(o.Identity, o.TrustDomain))
@@ -236,7 +235,7 @@ func (v *visitor) know(certs []*x509.Certificate) error {
 	if err != nil {
 		return err
 	}
-	v.certs, v.caller, v.seat.actor = certs, callerOf(id, v.door.environment), peer.String()
+	v.certs, v.caller, v.seat.actor = certs, callerOf(id), peer.String()
 	return nil
 }
 

@@ -632,6 +632,53 @@ func TestEnvironment(t *testing.T) {
 	}
 }
 
+// TestPublishedEnvironment: the environment that the published configuration names goes
+// before the host's, for workers and checkers alike and from the next call on; a worker
+// of it speaks for itself alone.
+func TestPublishedEnvironment(t *testing.T) {
+	ca := svidtest.NewCA(t, domain)
+	e := secured(t, ca, func(o *api.Options) { o.Environment = "prod" })
+	register := func(path, worker string) error {
+		_, err := controlplanev1.NewWorkerControlPlaneClient(e.as(mtls(ca.Source(path)))).RegisterWorker(ctx(t), workerNamed(worker))
+		return err
+	}
+	publish := func(environment string) {
+		t.Helper()
+		_, err := controlplanev1.NewPoolAdminClient(e.conn).PublishConfig(ctx(t), &controlplanev1.PublishConfigRequest{Yaml: "cluster: {id: c1" + environment + "}\n"})
+		fatal(t, err)
+	}
+	publish("")
+	for _, tc := range []struct {
+		published  string // before the calls; empty = nothing
+		path, name string
+		want       codes.Code
+	}{
+		{"", "/prod/worker/w1", "w1", codes.OK},
+		{"", "/prod/worker/w1", "w2", codes.PermissionDenied},
+		{"", "/stage/worker/w1", "w1", codes.PermissionDenied},
+		{", environment: stage", "/prod/worker/w1", "w1", codes.PermissionDenied},
+		{"", "/stage/worker/w1", "w1", codes.OK},
+		{"", "/stage/worker/w1", "w2", codes.PermissionDenied},
+		{"", "/stage/checker/w1", "w1", codes.PermissionDenied}, // of another kind
+	} {
+		if tc.published != "" {
+			publish(tc.published)
+		}
+		if err := register(tc.path, tc.name); status.Code(err) != tc.want {
+			t.Errorf("after %q %s as %s: %v, want %s", tc.published, tc.path, tc.name, err, tc.want)
+		}
+	}
+	if err := register("/prod/worker/w1", "w1"); !strings.Contains(fmt.Sprint(err), "of environment prod, and this host serves stage") {
+		t.Errorf("the refusal says %v", err)
+	}
+	for path, want := range map[string]codes.Code{"/prod/checker/c1": codes.PermissionDenied, "/stage/checker/c1": codes.OK} {
+		_, err := controlplanev1.NewCheckerControlPlaneClient(e.as(mtls(ca.Source(path)))).RegisterChecker(ctx(t), checkerNamed("c1"))
+		if status.Code(err) != want {
+			t.Errorf("%s: %v, want %s", path, err, want)
+		}
+	}
+}
+
 // TestOneWayIn: a server is made for identities or for none, never by accident.
 func TestOneWayIn(t *testing.T) {
 	ca := svidtest.NewCA(t, domain)

@@ -46,6 +46,7 @@ type Options struct {
 	Identity     Identity             // who the host is, and whom it trusts: mTLS; nil with Dev or Plaintext
 	TrustDomain  spiffeid.TrustDomain // that callers have to be of; with Identity
 	Environment  string               // that workers and checkers have to be of; empty = any
+	Published    Environment          // of the published configuration, which goes before Environment; nil = none
 	Caps         Caps
 	Memory       func() (used, limit uint64) // to shed load by; nil = never
 	Logger       hclog.Logger
@@ -56,6 +57,10 @@ type Options struct {
 	Reauthorise  time.Duration       // how long a connection lives on one look at its certificate; 0 = 30 min
 }
 
+// Environment is that of the workers and checkers that may call; empty = nothing is said
+// of it.
+type Environment func(ctx context.Context) (string, error)
+
 const defaultSendTimeout = 10 * time.Second
 
 // New returns a server with every service registered behind the same checks:
@@ -65,7 +70,7 @@ func New(o Options) (*grpc.Server, error) {
 		return nil, errors.New("api: callers either have identities or are let in without: one of Identity, Dev and Plaintext")
 	}
 	g := &guard{dev: o.Dev, plaintext: o.Plaintext, waiting: o.ControlPlane == nil, log: o.Logger, limiters: newLimiters(), parsing: newParsing(snapshot.Codec()),
-		sendTimeout: cmp.Or(o.SendTimeout, defaultSendTimeout)}
+		environment: o.Environment, published: o.Published, sendTimeout: cmp.Or(o.SendTimeout, defaultSendTimeout)}
 	var err error
 	if g.metrics, err = newMetrics(o.Registerer); err != nil {
 		return nil, fmt.Errorf("api: metrics: %w", err)
@@ -121,6 +126,8 @@ type guard struct {
 	parsing   parsing
 	pressure  pressure
 
+	environment string
+	published   Environment
 	sendTimeout time.Duration
 }
 
@@ -137,6 +144,9 @@ func (g *guard) admit(ctx context.Context, method string, stream bool, req any) 
 	}
 	if g.waiting && needsStore(method) {
 		return ctx, rule, nil, status.Error(codes.Unavailable, "this host waits for its store; its log and status say why: try another host, or again later")
+	}
+	if err := g.placed(ctx, who, rule); err != nil {
+		return ctx, rule, nil, answer(g.log, method, err)
 	}
 	if !g.pressure.serves(class(rule, req), stream, time.Now()) {
 		g.metrics.shed.Inc()

@@ -55,6 +55,20 @@ func (p *Pool) lookUp(tx store.ReadTx) (*published, error) {
 	return next, nil
 }
 
+// Environment is the one that the published configuration names, of workers and
+// checkers; empty where it names none. It is as this host has last read it.
+func (p *Pool) Environment(ctx context.Context) (string, error) {
+	have := p.published.Load()
+	if have == nil {
+		c, err := p.InForce(ctx)
+		if c == nil || err != nil {
+			return "", err
+		}
+		return c.Cluster.Environment, nil
+	}
+	return have.config.Cluster.Environment, nil
+}
+
 func read(state *statev1.PoolConfig) (*published, error) {
 	written, err := poolconfig.Parse(documentName, state.Yaml)
 	if err != nil {
@@ -142,14 +156,19 @@ func (p *Pool) Publish(ctx context.Context, actor string, req *controlplanev1.Pu
 		})
 		return resp, err
 	}
-	return resp, p.o.Store.Update(ctx, store.Hard, func(tx store.Tx) error {
+	if err := p.o.Store.Update(ctx, store.Hard, func(tx store.Tx) error {
 		return run(tx, func(state *statev1.PoolConfig) error {
 			if err := store.Save(tx, configKey, state); err != nil {
 				return err
 			}
 			return p.o.Audit.Append(tx, audit.PoolChain, audit.Entry{Kind: "pool.config", Actor: actor, Detail: map[string]string{"revision": strconv.FormatUint(state.Revision, 10)}})
 		})
-	})
+	}); err != nil {
+		return nil, err
+	}
+	_, err = p.InForce(ctx) // so that Environment has it from here on
+	p.report("read what was published", err)
+	return resp, nil
 }
 
 func expected(want, have uint64) error {

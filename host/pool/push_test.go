@@ -140,6 +140,33 @@ func TestCredentials(t *testing.T) {
 	}
 }
 
+// TestNewCredential: a new version of a credential reaches a worker when the hosts have
+// agreed on it, long before its snapshot is due again.
+func TestNewCredential(t *testing.T) {
+	w := newWorld(t)
+	v := &vault{held: map[string]secret.Credential{}}
+	w.p = w.host("h1", func(o *pool.Options) { o.Secrets = v })
+	w.publish(strings.Replace(document, "ttl: 1h", "ttl: 1h\n    secretRef: file:dc", 1) + "allocation: {snapshotValidity: 1h, maxStaleAge: 2h}\n")
+	settle := func(number uint32, password string) {
+		t.Helper()
+		v.put(t, "file:dc", number, password)
+		_, err := w.p.Settle(w.ctx, []string{"file:dc"}, func(string, secret.Version) secret.Version { return secret.Version{Number: number} })
+		w.must(err)
+	}
+	settle(1, "first")
+	w.add("dc", 2)
+	x := w.join("w1")
+	w.allocate()
+	x.accept(x.until("with the proxies", func(s *controlplanev1.WorkerSnapshot) bool { return len(s.Proxies) == 2 }))
+	began := time.Now()
+	settle(2, "second")
+	next := x.next()
+	t.Logf("it came after %s", time.Since(began))
+	if c := next.Credentials; len(c) != 1 || c[0].CredentialVersion != 2 || c[0].Password != "second" || next.Proxies[1].CredentialVersion != 2 {
+		t.Errorf("the next snapshot has %d credentials, of version %d", len(c), c[0].GetCredentialVersion())
+	}
+}
+
 // compiler has a strategy that is away when a test says so.
 type compiler struct {
 	calls atomic.Int64

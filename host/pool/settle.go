@@ -24,6 +24,12 @@ func (p *Pool) InForce(ctx context.Context) (c *poolconfig.Config, err error) {
 	return c, err
 }
 
+// Settled tells of new versions of credentials, whoever of the hosts made them, until ctx
+// ends.
+func (p *Pool) Settled(ctx context.Context) <-chan struct{} {
+	return p.o.Store.Watch(ctx, credentialPrefix)
+}
+
 // Settle agrees with the other hosts on the versions of credentials. decide is given
 // what the store has of a reference, and returns what it has to have; it may be called
 // several times. The answer is the version of each reference. Only what changes is

@@ -19,7 +19,12 @@ import (
 // openShared opens one of several stores over a Redis.
 func openShared(t testing.TB, server *redistest.Server, cluster, name string) store.Store {
 	t.Helper()
-	target, err := redis.ParseURL("redis://" + server.Addr)
+	return openAt(t, "redis://"+server.Addr, cluster, name)
+}
+
+func openAt(t testing.TB, url, cluster, name string) store.Store {
+	t.Helper()
+	target, err := redis.ParseURL(url)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -56,7 +56,7 @@ func TestSwapWithinAPick(t *testing.T) {
 	}
 	p, got := r.healthy.choose(now, 0, nil)
 	w.swap(next(t, w, 2, "b"))
-	if l, sure, err := w.take(v, r, p, got); sure || err != nil || l.what != 0 {
+	if l, sure, err := w.take(v, r, p, got); sure || err != nil || l.state != released {
 		t.Errorf("a place under the old View is kept: %v, %v", sure, err)
 	}
 	if n := w.InUse(); n != 0 {

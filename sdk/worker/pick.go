@@ -29,35 +29,20 @@ const maxProbes = 16
 // slot is what this process does with one proxy, across snapshots: whatever View a
 // request began with, it counts here.
 type slot struct {
-	use     atomic.Uint64 // active in the upper half, reserved in the lower
+	active  atomic.Int64  // of the uses
 	revoked atomic.Uint64 // no new use under assignments before this one
 	retired atomic.Bool   // not in the View that is current
-	load    plan.Load     // of the plans: active and reserved together, and how long it took
+	load    plan.Load     // how many uses it has, active and reserved, and how long it took
+
+	_ [40]byte // what a pick touches is one line of memory, which no other slot shares
 }
 
-const oneActive = 1 << 32
-
-func counts(use uint64) (active, reserved uint32) { return uint32(use >> 32), uint32(use) }
-
-// reserve takes a place unless all are taken.
-func (s *slot) reserve(capacity uint32) bool {
-	for {
-		use := s.use.Load()
-		active, reserved := counts(use)
-		if uint64(active)+uint64(reserved) >= uint64(capacity) {
-			return false
-		}
-		if s.use.CompareAndSwap(use, use+1) {
-			s.load.Begin()
-			return true
-		}
-	}
-}
-
-// giveBack ends a use that was counted as what.
-func (s *slot) giveBack(what uint64) (left uint64) {
-	s.load.End()
-	return s.use.Add(-what)
+// counts are the uses. A use that is there all the while counts, as what it was before
+// or after: what has ended meanwhile may count, too.
+func (s *slot) counts() (active, reserved uint32) {
+	all := s.load.InFlight()
+	used := min(s.active.Load(), all)
+	return uint32(used), uint32(all - used)
 }
 
 // slots are all slots there are. Safe for concurrent use.
@@ -88,25 +73,36 @@ type Lease struct {
 	Routing *Routing
 
 	worker *Worker
-	what   uint64 // how it is counted; 0 = released
+	state  leaseState
 }
+
+type leaseState int
+
+const (
+	released leaseState = iota
+	reserved
+	active
+)
 
 // Activate turns the reservation into a use.
 func (l *Lease) Activate() {
-	if l.what == 1 {
-		l.Proxy.slot.use.Add(oneActive - 1)
-		l.what = oneActive
+	if l.state == reserved {
+		l.Proxy.slot.active.Add(1)
+		l.state = active
 	}
 }
 
 // Release gives the place back. Only the first call counts.
 func (l *Lease) Release() {
-	if l.what == 0 {
+	s := l.Proxy.slot
+	switch l.state {
+	case released:
 		return
+	case active:
+		s.active.Add(-1)
 	}
-	left := l.Proxy.slot.giveBack(l.what)
-	l.what = 0
-	if left == 0 && l.Proxy.slot.retired.Load() {
+	l.state = released
+	if s.load.End() == 0 && s.retired.Load() {
 		signal(l.worker.idle) // a drain waits for it
 	}
 }
@@ -131,7 +127,7 @@ func (p *Proxy) admit(now int64) admission {
 	switch {
 	case now >= p.until, p.revoked():
 		return refused
-	case !p.slot.reserve(p.capacity):
+	case !p.slot.load.BeginBelow(int64(p.capacity)):
 		return full
 	}
 	return admitted
@@ -201,7 +197,7 @@ func (w *Worker) take(v *View, r *Routing, p *Proxy, got admission) (l Lease, su
 	case full:
 		return l, true, ErrFull
 	}
-	l = Lease{Proxy: p, Routing: r, worker: w, what: 1}
+	l = Lease{Proxy: p, Routing: r, worker: w, state: reserved}
 	if w.view.Load() != v || p.revoked() {
 		l.Release()
 		return l, false, nil
@@ -217,10 +213,24 @@ func (t *tier) choose(now int64, key uint64, tried []string) (*Proxy, admission)
 	}
 	var here byte
 	picker := t.pickers[uintptr(unsafe.Pointer(&here))>>11*0x9e3779b9>>16&uintptr(len(t.pickers)-1)]
-	best := refused
+	i, load := picker.Choose(key, tried)
+	if load == nil {
+		return nil, refused // everything was tried
+	}
+	p := t.proxies[i]
+	got := p.admit(now)
+	if got == admitted {
+		return p, admitted
+	}
+	return t.search(picker, now, key, tried, p, got)
+}
+
+// search is choose after the first proxy was not to be had: it asks the plan on, then
+// looks through all. It is apart because most picks need no list of what was tried.
+func (t *tier) search(picker *plan.Picker, now int64, key uint64, tried []string, first *Proxy, best admission) (*Proxy, admission) {
 	var stack [maxProbes + 8]string
-	out := append(stack[:0], tried...)
-	for range maxProbes {
+	out := append(append(stack[:0], tried...), first.ID)
+	for range maxProbes - 1 {
 		i, load := picker.Choose(key, out)
 		if load == nil {
 			return nil, best // everything was tried

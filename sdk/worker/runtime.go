@@ -157,14 +157,13 @@ func (w *Worker) counters(most int) []*controlplanev1.RuntimeCounter {
 	var out []*controlplanev1.RuntimeCounter
 	for _, id := range slices.Sorted(maps.Keys(w.slots.byID)) {
 		s := w.slots.byID[id]
-		use := s.use.Load()
-		if use == 0 {
+		active, reserved := s.counts()
+		if active+reserved == 0 {
 			if s.retired.Load() {
 				delete(w.slots.byID, id)
 			}
 			continue
 		}
-		active, reserved := counts(use)
 		out = append(out, &controlplanev1.RuntimeCounter{ProxyId: id, Active: active, Reserved: reserved, Draining: s.retired.Load()})
 	}
 	if most > 0 && len(out) > most {

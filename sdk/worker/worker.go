@@ -159,7 +159,7 @@ func (w *Worker) InUse() int {
 	defer w.slots.mu.Unlock()
 	sum := 0
 	for _, s := range w.slots.byID {
-		active, reserved := counts(s.use.Load())
+		active, reserved := s.counts()
 		sum += int(active) + int(reserved)
 	}
 	return sum
@@ -203,7 +203,7 @@ func (w *Worker) swap(v *View) {
 	for id, s := range w.slots.byID {
 		gone := v.proxies[id] == nil
 		s.retired.Store(gone)
-		if gone && s.use.Load() == 0 {
+		if gone && s.load.InFlight() == 0 {
 			delete(w.slots.byID, id)
 		}
 	}

@@ -32,6 +32,7 @@ type Pool interface {
 	InForce(ctx context.Context) (*poolconfig.Config, error)
 	List(ctx context.Context, upstream string, listed []pool.Listed, ttl time.Duration, record func(tx store.Tx, added, refreshed uint32) error) (added, refreshed uint32, err error)
 	Settle(ctx context.Context, refs []string, decide func(ref string, v secret.Version) secret.Version) (map[string]uint32, error)
+	Settled(ctx context.Context) <-chan struct{}
 }
 
 // Options of a supplier.
@@ -131,6 +132,7 @@ func (s *Supplier) Run(ctx context.Context) error {
 	var reads sync.WaitGroup
 	defer reads.Wait()
 	reads.Go(func() { keeper.Run(ctx) })
+	settled := s.pool.Settled(ctx)
 	look := time.NewTicker(s.o.Every)
 	defer look.Stop()
 	var resolved time.Time
@@ -145,6 +147,11 @@ func (s *Supplier) Run(ctx context.Context) error {
 		case <-ctx.Done():
 			return nil
 		case <-look.C:
+		case _, open := <-settled:
+			if !open {
+				settled = nil // the store is closed, and the host ends
+			}
+			resolved = time.Time{} // a secret that is new on one host may be here, too, by now
 		}
 	}
 }

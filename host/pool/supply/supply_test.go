@@ -314,6 +314,29 @@ func TestStoreAway(t *testing.T) {
 	}
 }
 
+// TestReadAtOnce: when one host has read a new secret, another does not wait for its own
+// time to read it.
+func TestReadAtOnce(t *testing.T) {
+	c := newCluster(t)
+	a, b := c.host("a"), c.host("b")
+	b.Supplier = supply.New(b.pool, supply.Options{
+		Resolver: secret.NewResolver(b.dir, os.LookupEnv), Key: c.key, Every: time.Hour, Secrets: time.Hour,
+		Sources: source.Options{Dir: b.dir}, Logger: hclog.New(&hclog.LoggerOptions{Output: b, Level: hclog.Trace}),
+	})
+	for _, h := range []*host{a, b} {
+		h.write(t, "static", "u:"+planted+"1\n")
+	}
+	c.publish(strings.Split(document, "  - name: vendor")[0])
+	for _, h := range []*host{a, b} {
+		c.run(h)
+		c.until("at first", "1=u:"+planted+"1@1 2=u:"+planted+"1@1", func() string { return c.passwords(h) })
+	}
+	for _, h := range []*host{b, a} { // b has it and does not know; a reads it and says so
+		h.write(t, "static", "u:"+planted+"2\n")
+	}
+	c.until("replaced on both", "1=u:"+planted+"2@2 2=u:"+planted+"2@2", func() string { return c.passwords(b) })
+}
+
 // TestStaticListsLast: a list in the configuration is listed again before its proxies
 // end.
 func TestStaticListsLast(t *testing.T) {

@@ -48,8 +48,22 @@ type Load struct {
 // Begin counts one call more, End one less.
 func (l *Load) Begin() { l.inFlight.Add(1) }
 
-// End ends what Begin began.
-func (l *Load) End() { l.inFlight.Add(-1) }
+// BeginBelow is Begin where there are fewer calls than most, and reports whether there
+// were.
+func (l *Load) BeginBelow(most int64) bool {
+	for {
+		now := l.inFlight.Load()
+		if now >= most {
+			return false
+		}
+		if l.inFlight.CompareAndSwap(now, now+1) {
+			return true
+		}
+	}
+}
+
+// End ends what Begin began, and returns how many calls are left.
+func (l *Load) End() (left int64) { return l.inFlight.Add(-1) }
 
 // InFlight returns the calls in flight now.
 func (l *Load) InFlight() int64 { return l.inFlight.Load() }
