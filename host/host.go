@@ -193,12 +193,15 @@ func (h *Host) wire() (err error) {
 		return err
 	}
 	h.planner = service.NewPlanner(h.plane, h.strategy, h.log.Named("planner"))
+	probes := newProbes(h.plugins)
+	if err := h.openPool(actions, probes); err != nil {
+		return err
+	}
 	h.checks = check.New(check.Options{
-		Store: h.store, Planes: map[string]check.Plane{service.CheckPlane: h.plane},
+		Store: h.store, Planes: map[string]check.Plane{service.CheckPlane: h.plane, pool.CheckPlane: h.pool},
 		Rules:  check.DefaultRules(h.config.CheckInterval, h.config.CheckTimeout),
 		Logger: h.log.Named("checks"), Registerer: h.metrics,
 	})
-	probes := newProbes(h.plugins)
 	h.checker = check.NewChecker(h.checks, probes, check.InsidePrefix+h.id)
 	h.sessions, err = session.New(session.Options{
 		Store: h.store, Plane: h.plane, PlaneName: "service", Host: h.id, Shared: h.shared(),
@@ -231,9 +234,6 @@ func (h *Host) wire() (err error) {
 	h.delivery = delivery.New(delivery.Options{
 		Store: actions, Plane: h.plane, Audit: h.ledger, Rollouts: h.rollouts, HostID: h.id, Logger: h.log, Registerer: h.metrics,
 	})
-	if err := h.openPool(actions, probes); err != nil {
-		return err
-	}
 	h.control = &api.ControlPlane{
 		Store: h.store, Audit: h.ledger, Plane: h.plane, Sessions: h.sessions, Feeds: h.feeds, Rollouts: h.rollouts, Delivery: h.delivery,
 		Reports:  service.NewReports(h.plane, h.rollouts, time.Now, h.metrics),

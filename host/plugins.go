@@ -169,6 +169,16 @@ func (p *probes) check(ctx context.Context, name string, config *structpb.Struct
 	return judged("probe", name, p.facade.Validate(ctx, name, config))
 }
 
+// checkAnywhere is check for what checkers outside may do alone: a probe that is no plugin
+// of this host is taken as it is. While nobody has it, an alarm says so.
+func (p *probes) checkAnywhere(ctx context.Context, name string, config *structpb.Struct) error {
+	err := p.facade.Validate(ctx, name, config)
+	if errors.Is(err, plugins.ErrUnknown) {
+		return nil
+	}
+	return judged("probe", name, err)
+}
+
 // judged turns what a facade says of a plugin of a kind and its config into a
 // refusal; nil stays nil.
 func judged(kind, name string, err error) error {

@@ -28,7 +28,8 @@ func (h *Host) openPool(actions store.Store, probes *probes) error {
 	}
 	h.pool = pool.New(pool.Options{
 		Store: actions, Audit: h.ledger, HostID: h.id, Secrets: supplied{h}, Compiler: h.strategy,
-		Strategy: h.strategy.check, Probe: probes.check, Logger: h.log.Named("pool"),
+		Strategy: h.strategy.check, Probe: probes.checkAnywhere, Checks: brokered{h}, CheckInterval: h.config.CheckInterval,
+		Logger: h.log.Named("pool"),
 	})
 	h.supply = supply.New(h.pool, supply.Options{
 		Resolver: secret.NewResolver(h.config.PoolSecrets, os.LookupEnv), Key: key,
@@ -54,6 +55,17 @@ type supplied struct{ h *Host }
 
 func (s supplied) Credential(ref string, version uint32) (secret.Credential, bool) {
 	return s.h.supply.Credential(ref, version)
+}
+
+// brokered is the pool's way to the checks, which come after it too.
+type brokered struct{ h *Host }
+
+func (b brokered) Hurry(tx store.Tx, plane, scope string, ids []string) error {
+	return b.h.checks.Hurry(tx, plane, scope, ids)
+}
+
+func (b brokered) Braked(tx store.ReadTx, plane, scope string) (bool, error) {
+	return b.h.checks.Braked(tx, plane, scope)
 }
 
 // operator says which operator a request over HTTP comes from.

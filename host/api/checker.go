@@ -128,11 +128,18 @@ func (s *CheckerControlPlane) StreamCheckTasks(req *controlplanev1.StreamCheckTa
 }
 
 func task(t check.Task) *controlplanev1.CheckTask {
-	return &controlplanev1.CheckTask{
-		TaskId: t.Name(), LeaseToken: t.Token, Level: controlplanev1.CheckLevel_CHECK_LEVEL_BASIC,
+	m := &controlplanev1.CheckTask{
+		TaskId: t.Name(), LeaseToken: t.Token, Level: t.Subject().Level,
 		Deadline: timestamppb.New(t.Deadline), Timeout: durationpb.New(t.Timeout), MaxAttempts: uint32(max(t.Attempts, 1)),
-		Probe: t.Probe, ProbeConfig: t.Config, Service: t.Scope, EndpointId: t.ID, EndpointAddress: t.Address,
+		Probe: t.Probe, ProbeConfig: t.Config,
 	}
+	if t.Proxy == nil {
+		m.Service, m.EndpointId, m.EndpointAddress = t.Scope, t.ID, t.Address
+		return m
+	}
+	m.ProxyId, m.Proxy, m.Credential = t.Proxy.ProxyId, t.Proxy, t.Credential
+	m.RoutingName, m.Url, m.ExpectStatus = t.Subject().Routing, t.URL, t.ExpectStatus
+	return m
 }
 
 // enter has a stream hear of its checker's reports, until it leaves.

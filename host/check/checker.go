@@ -124,13 +124,21 @@ func (c *Checker) release(t Task) {
 
 // check makes a task's check: attempts until one succeeds or their time is over.
 func (c *Checker) check(ctx context.Context, t Task) Report {
-	r := Report{Plane: t.Plane, Scope: t.Scope, ID: t.ID, Token: t.Token, Subject: Subject{Level: basic}, Result: controlplanev1.HealthObservation_RESULT_INCONCLUSIVE}
+	r := Report{Plane: t.Plane, Scope: t.Scope, ID: t.ID, Token: t.Token, Subject: t.Subject(), Result: controlplanev1.HealthObservation_RESULT_INCONCLUSIVE}
 	ctx, cancel := context.WithTimeout(ctx, time.Duration(max(t.Attempts, 1))*(t.Timeout+probe.Slack))
 	defer cancel()
 	for range max(t.Attempts, 1) {
+		address := t.Address
+		if t.Proxy != nil {
+			address = "" // it is one or the other
+		}
 		o, err := c.prober.Check(ctx, t.Probe, t.Config, &pluginv1.CheckRequest{
-			EndpointAddress: t.Address, Level: basic, Timeout: durationpb.New(t.Timeout),
+			EndpointAddress: address, Proxy: t.Proxy, Credential: t.Credential, Level: r.Subject.Level,
+			Url: t.URL, ExpectStatus: t.ExpectStatus, Timeout: durationpb.New(t.Timeout),
 		})
+		if r.Subject.EgressIP = ""; o.EgressIP.IsValid() {
+			r.Subject.EgressIP = o.EgressIP.String()
+		}
 		r.Result, r.ErrorClass, r.Detail, r.Status, r.Latency = o.Result, o.ErrorClass, o.Detail, o.Status, o.Latency
 		if err != nil {
 			r.Result = controlplanev1.HealthObservation_RESULT_INCONCLUSIVE

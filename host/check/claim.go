@@ -30,6 +30,25 @@ type Task struct {
 	Attempts         int
 	Deadline         time.Time     // by the store's clock, for all attempts
 	Overdue          time.Duration // since it was due
+
+	// Of a proxy. The credential was looked up for this claim, and is nowhere kept.
+	Level        controlplanev1.CheckLevel // 0 = BASIC
+	Proxy        *controlplanev1.Proxy
+	Credential   *controlplanev1.Credential
+	Routing, URL string
+	ExpectStatus []uint32
+}
+
+// Subject is what an observation of the task has to speak of.
+func (t Task) Subject() Subject {
+	s := Subject{Level: t.Level, Proxy: t.Proxy.GetProxyId()}
+	if s.Level == controlplanev1.CheckLevel_CHECK_LEVEL_UNSPECIFIED {
+		s.Level = basic
+	}
+	if s.Level == target {
+		s.Routing, s.URL = t.Routing, t.URL
+	}
+	return s
 }
 
 // Name is the task's name for a checker outside.
@@ -87,7 +106,7 @@ func (b *Broker) Claim(ctx context.Context, c Claim) (tasks []Task, next time.Du
 		return nil, longSleep, err
 	}
 	if idle { // it counts as there all the same
-		return nil, longSleep, refusal.New(refusal.Unavailable, "there is nothing to check: no service has a probe in its policy; ask again later")
+		return nil, longSleep, refusal.New(refusal.Unavailable, "there is nothing to check: no service has a probe in its policy, and no configuration of the pool is published; ask again later")
 	}
 	if len(tasks) > 0 {
 		crash.Point("check.after-claim") // leased, and nobody checks
@@ -104,14 +123,16 @@ type claiming struct {
 	now   int64
 	live  map[string]*statev1.Checker // without the one that claims
 	tasks []Task
-	took  []group // scopes whose schedule changed
+	took  []group        // scopes whose schedule changed
+	room  map[string]int // under caps, by plane/cap
 }
 
 // offer is what a claim knows of a scope.
 type offer struct {
 	group
 	Scope
-	free int // tasks that the checker may still take
+	plane Plane
+	free  int // tasks that the checker may still take
 
 	second bool // there is another one to ask for a second opinion
 	spare  bool // there is another one to take what this one did not come to
@@ -128,7 +149,7 @@ func (b *Broker) claim(tx store.Tx, c Claim) (tasks []Task, next time.Duration, 
 	if err != nil {
 		return nil, 0, err
 	}
-	run := claiming{Broker: b, Claim: c, own: own, tx: tx, now: now, live: live}
+	run := claiming{Broker: b, Claim: c, own: own, tx: tx, now: now, live: live, room: map[string]int{}}
 	for scopes := range slices.Chunk(due, claimTogether) {
 		if len(run.tasks) == c.Most {
 			break
@@ -165,7 +186,7 @@ func (c *claiming) scope(member string) error {
 		}
 	}()
 	for passed := 0; passed < claimScan; {
-		want := min(o.free, c.Most-len(c.tasks))
+		want := min(o.free, c.Most-len(c.tasks), c.under(o))
 		if want <= 0 {
 			return nil
 		}
@@ -175,7 +196,7 @@ func (c *claiming) scope(member string) error {
 		}
 		changed = changed || len(entries) == 0 // the scope's place is a hint too
 		entries = entries[min(passed, len(entries)):]
-		if err := store.Fetch(c.tx, entries, func(id string) string { return place{o.plane, o.scope, id}.key() }); err != nil {
+		if err := store.Fetch(c.tx, entries, func(id string) string { return place{o.group.plane, o.scope, id}.key() }); err != nil {
 			return err
 		}
 		for _, e := range entries {
@@ -205,7 +226,7 @@ func (c *claiming) offer(member string) (*offer, error) {
 	if !ok || plane == nil {
 		return nil, nil // of another version of the host
 	}
-	o := &offer{group: g, free: c.Claim.Scope - c.Held[member]}
+	o := &offer{group: g, plane: plane, free: c.Claim.Scope - c.Held[member]}
 	if o.free <= 0 {
 		return nil, nil
 	}
@@ -216,14 +237,56 @@ func (c *claiming) offer(member string) (*offer, error) {
 	case err != nil:
 		return nil, err
 	}
-	if o.Probe == "" || !checkedInside(c.own, o.Probe) && !checkedOutside(c.own, o.Probe) {
+	if o.Probe == "" || len(c.Levels) > 0 && !slices.Contains(c.Levels, o.level()) || !checkedInside(c.own, o.Probe) && !checkedOutside(c.own, o.Probe, o.level()) {
 		return nil, nil
 	}
-	outside, inside := able(c.live, o.Probe)
+	if err := c.cap(o); err != nil {
+		return nil, err
+	}
+	outside, inside := able(c.live, o.Probe, o.level())
 	o.spare = outside+inside > 0
 	o.second = outside > 0 || !c.own.Outside && inside > 0
 	o.yields = outside > 0 && !c.own.Outside
 	return o, nil
+}
+
+// cap finds out how many tasks may still be leased under a scope's cap, by whomever. The
+// record that it writes has claims on several hosts see each other's leases.
+func (c *claiming) cap(o *offer) error {
+	if o.Cap == "" {
+		return nil
+	}
+	of := capOf{o.group.plane, o.Cap}
+	if _, known := c.room[of.member()]; known {
+		return nil
+	}
+	claims := new(statev1.CheckCap)
+	if _, err := store.Load(c.tx, of.key(), claims); err != nil && !errors.Is(err, store.ErrDamaged) {
+		return err
+	}
+	past, err := c.tx.Scan(of.leased(), 0, uint64(c.now), 0)
+	if err != nil {
+		return err
+	}
+	leased, err := c.tx.Scan(of.leased(), uint64(c.now)+1, store.MaxScore, o.Scope.Most)
+	if err != nil {
+		return err
+	}
+	for _, e := range past {
+		if err := c.tx.IndexDelete(of.leased(), e.Member); err != nil {
+			return err
+		}
+	}
+	c.room[of.member()] = o.Scope.Most - len(leased)
+	return nil
+}
+
+// under is how many tasks of a scope its cap leaves room for.
+func (c *claiming) under(o *offer) int {
+	if o.Cap == "" {
+		return c.Claim.Most
+	}
+	return c.room[capOf{o.group.plane, o.Cap}.member()]
 }
 
 // may reports whether the checker may have a task that is due.
@@ -244,7 +307,7 @@ func (c *claiming) may(o *offer, t *statev1.Check) bool {
 // lease gives a task to the checker; nil when it may not have it, and stays when the
 // task is still due.
 func (c *claiming) lease(o *offer, id string) (task *Task, stays bool, err error) {
-	p := place{o.plane, o.scope, id}
+	p := place{o.group.plane, o.scope, id}
 	t, err := loadCheck(c.tx, p)
 	switch {
 	case err != nil:
@@ -257,18 +320,39 @@ func (c *claiming) lease(o *offer, id string) (task *Task, stays bool, err error
 	if !c.may(o, t) {
 		return nil, true, nil
 	}
+	give := &Task{
+		Plane: o.group.plane, Scope: o.group.scope, ID: id, Address: t.Address, Probe: o.Probe, Config: o.Config,
+		Level: o.level(), Routing: t.Routing, URL: t.Url, Timeout: c.o.Rules.Timeout, Attempts: c.o.Rules.Attempts,
+		Deadline: time.UnixMilli(c.now).Add(c.o.Rules.Deadline()), Overdue: time.Duration(c.now-t.DueMs) * time.Millisecond,
+	}
+	if r, ok := o.plane.(Reducer); ok {
+		give.Proxy = &controlplanev1.Proxy{ProxyId: t.ProxyId}
+		ready, err := r.Prepare(c.tx, give)
+		switch {
+		case err != nil:
+			return nil, false, err
+		case ready == Later:
+			return nil, true, nil
+		case ready == Gone:
+			return nil, false, deleteCheck(c.tx, p, t)
+		}
+	}
 	if t.Token != "" {
 		c.metrics.expired.Inc()
 	}
 	if err := letGo(c.tx, p, t); err != nil {
 		return nil, false, err
 	}
-	overdue := c.now - t.DueMs
 	if t.Token, err = newToken(); err != nil {
 		return nil, false, err
 	}
 	t.Generation++
 	t.Holder, t.IssuedMs, t.LeaseMs, t.Windowed = c.Checker, c.now, c.now+milliseconds(c.o.Rules.lease()), c.own.Outside
+	if t.Capped, t.Cap = o.Cap != "", o.Cap; t.Capped {
+		if err := c.claimed(o); err != nil {
+			return nil, false, err
+		}
+	}
 	if err := saveCheck(c.tx, p, t); err != nil {
 		return nil, false, err
 	}
@@ -276,11 +360,20 @@ func (c *claiming) lease(o *offer, id string) (task *Task, stays bool, err error
 		return nil, false, err
 	}
 	o.free--
-	return &Task{
-		Plane: o.plane, Scope: o.scope, ID: id, Address: t.Address, Probe: o.Probe, Config: o.Config,
-		Token: t.Token, Generation: t.Generation, Timeout: c.o.Rules.Timeout, Attempts: c.o.Rules.Attempts,
-		Deadline: time.UnixMilli(c.now).Add(c.o.Rules.Deadline()), Overdue: time.Duration(overdue) * time.Millisecond,
-	}, false, nil
+	give.Token, give.Generation = t.Token, t.Generation
+	return give, false, nil
+}
+
+// claimed counts a lease under its cap.
+func (c *claiming) claimed(o *offer) error {
+	of := capOf{o.group.plane, o.Cap}
+	c.room[of.member()]--
+	claims := new(statev1.CheckCap)
+	if _, err := store.Load(c.tx, of.key(), claims); err != nil && !errors.Is(err, store.ErrDamaged) {
+		return err
+	}
+	claims.Claims++
+	return store.Save(c.tx, of.key(), claims)
 }
 
 func newToken() (string, error) {
@@ -347,11 +440,11 @@ func liveCheckers(tx store.ReadTx, now int64) (map[string]*statev1.Checker, erro
 	return live, nil
 }
 
-// able counts the checkers that can run a probe.
-func able(live map[string]*statev1.Checker, probe string) (outside, inside int) {
+// able counts the checkers that can run a probe at a level.
+func able(live map[string]*statev1.Checker, probe string, level controlplanev1.CheckLevel) (outside, inside int) {
 	for _, c := range live {
 		switch {
-		case checkedOutside(c, probe):
+		case checkedOutside(c, probe, level):
 			outside++
 		case checkedInside(c, probe):
 			inside++
@@ -362,8 +455,8 @@ func able(live map[string]*statev1.Checker, probe string) (outside, inside int) 
 
 // judges counts the checkers by whose word targets are judged: those outside, or the
 // hosts' where there are none.
-func judges(live map[string]*statev1.Checker, probe string) int {
-	outside, inside := able(live, probe)
+func judges(live map[string]*statev1.Checker, probe string, level controlplanev1.CheckLevel) int {
+	outside, inside := able(live, probe, level)
 	if outside > 0 {
 		return outside
 	}

@@ -138,19 +138,42 @@ func (j *judging) condemned(h *statev1.CheckHealth) bool {
 	if len(h.By) >= agreed {
 		return true
 	}
-	if j.scene.Checkers >= agreed {
-		return false
-	}
-	var since int64 // of the brake
-	if j.group.BrakedMs != 0 {
-		since = max(h.FailingMs, j.group.BrakedMs)
+	w := Word{Now: j.scene.Now, BrakedMs: j.group.BrakedMs, Checkers: j.scene.Checkers, Doubted: j.scene.Doubted}
+	return w.Checkers < agreed && w.patient(j.rules, h)
+}
+
+// Word is what decides whether a single checker's word is enough. Times are the
+// store's, ms.
+type Word struct {
+	Now      int64
+	BrakedMs int64            // since when the brake is on; 0 = it is off
+	Checkers int              // that are there and can make this check
+	Doubted  map[string]int64 // checkers that fail nearly everything, since when
+}
+
+// Believed reports whether a run of failures counts: it does, unless the brake is on
+// or its checker is doubted. Then it does once a second checker agrees, or after three
+// intervals in a row where there is one checker only.
+func (w Word) Believed(r Rules, h *statev1.CheckHealth) bool {
+	return w.since(h) == 0 || len(h.By) >= agreed || w.Checkers < agreed && w.patient(r, h)
+}
+
+// since is from when on a run has to be patient; 0 = it has not to be.
+func (w Word) since(h *statev1.CheckHealth) (ms int64) {
+	if w.BrakedMs != 0 {
+		ms = max(h.FailingMs, w.BrakedMs)
 	}
 	for _, by := range h.By {
-		if doubted := j.scene.Doubted[by]; doubted != 0 {
-			since = max(since, h.FailingMs, doubted)
+		if doubted := w.Doubted[by]; doubted != 0 {
+			ms = max(ms, h.FailingMs, doubted)
 		}
 	}
-	return since == 0 || j.scene.Now-since >= patience*j.rules.Interval.Milliseconds()
+	return ms
+}
+
+func (w Word) patient(r Rules, h *statev1.CheckHealth) bool {
+	since := w.since(h)
+	return since == 0 || w.Now-since >= patience*r.Interval.Milliseconds()
 }
 
 func (j *judging) put(m Member, out bool) {

@@ -17,7 +17,11 @@ import (
 // InsidePrefix is what the ids of hosts' own checkers begin with.
 const InsidePrefix = "host-"
 
-const basic = controlplanev1.CheckLevel_CHECK_LEVEL_BASIC
+const (
+	basic  = controlplanev1.CheckLevel_CHECK_LEVEL_BASIC
+	egress = controlplanev1.CheckLevel_CHECK_LEVEL_EGRESS
+	target = controlplanev1.CheckLevel_CHECK_LEVEL_TARGET
+)
 
 // Registration is what a checker outside the hosts says of itself.
 type Registration struct {
@@ -94,9 +98,6 @@ func (b *Broker) windowed(tx store.Tx, c *Claim, own *statev1.Checker, now int64
 		window = min(window, c.Most)
 	}
 	c.Most, c.Scope = max(window-len(held), 0), (window+1)/2
-	if len(c.Levels) > 0 && !slices.Contains(c.Levels, basic) {
-		c.Most = 0 // endpoints are checked at this one
-	}
 	c.Held = map[string]int{}
 	for _, e := range held {
 		if p, ok := parsePlace(e.Member); ok {
@@ -110,10 +111,10 @@ func notRegistered(what string) error {
 	return refusal.New(refusal.Precondition, "%s is not registered, or was forgotten: register again", what)
 }
 
-// checkedOutside reports whether a checker outside can make checks with a probe at
-// the level of endpoints.
-func checkedOutside(c *statev1.Checker, probe string) bool {
-	return c.Outside && slices.Contains(c.Probes, probe) && slices.Contains(c.Levels, basic)
+// checkedOutside reports whether a checker outside can make checks with a probe at a
+// level.
+func checkedOutside(c *statev1.Checker, probe string, level controlplanev1.CheckLevel) bool {
+	return c.Outside && slices.Contains(c.Probes, probe) && slices.Contains(c.Levels, level)
 }
 
 // checkedInside reports whether a host's own checker can.
@@ -121,17 +122,30 @@ func checkedInside(c *statev1.Checker, probe string) bool {
 	return !c.Outside && (len(c.Probes) == 0 || slices.Contains(c.Probes, probe))
 }
 
-// hold counts a task into its holder's window.
+// hold counts a task into its holder's window and under its cap.
 func hold(tx store.Tx, p place, t *statev1.Check) error {
+	if t.Capped {
+		if err := tx.IndexPut(capOf{p.plane, t.Cap}.leased(), p.scope+"/"+p.id, uint64(t.LeaseMs)); err != nil {
+			return err
+		}
+	}
 	if !t.Windowed {
 		return nil
 	}
 	return tx.IndexPut(heldIndex(t.Holder), p.member(), uint64(t.LeaseMs))
 }
 
-// letGo takes a task, which may not be held, out of its holder's window.
+// letGo takes a task, which may not be held, out of its holder's window and its cap.
 func letGo(tx store.Tx, p place, t *statev1.Check) error {
-	if t == nil || t.Token == "" || !t.Windowed {
+	if t == nil || t.Token == "" {
+		return nil
+	}
+	if t.Capped {
+		if err := tx.IndexDelete(capOf{p.plane, t.Cap}.leased(), p.scope+"/"+p.id); err != nil {
+			return err
+		}
+	}
+	if !t.Windowed {
 		return nil
 	}
 	return tx.IndexDelete(heldIndex(t.Holder), p.member())

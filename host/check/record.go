@@ -38,6 +38,15 @@ func (g group) member() string { return g.plane + "/" + g.scope }
 func (g group) key() string    { return "check/" + g.member() }     // also the index of the ids
 func (g group) due() string    { return "check-due/" + g.member() } // index of the ids, by due or end of lease
 
+func (g group) bad(lane string) string { return "check-bad/" + g.member() + "/" + lane } // index of the ids that fail, by when they began
+
+// capOf is a bound that scopes of a plane share.
+type capOf struct{ plane, name string }
+
+func (c capOf) member() string { return c.plane + "/" + c.name }
+func (c capOf) key() string    { return "check-cap/" + c.member() }
+func (c capOf) leased() string { return "check-leased/" + c.member() } // index of scope/id, by end of lease
+
 func checkerKey(id string) string { return "checker/" + id }
 
 func parseGroup(member string) (group, bool) {
@@ -114,10 +123,12 @@ func deleteCheck(tx store.Tx, p place, c *statev1.Check) error {
 		return err
 	}
 	g := group{p.plane, p.scope}
-	if err := tx.IndexDelete(g.due(), p.id); err != nil {
-		return err
+	for _, index := range []string{g.due(), g.bad(c.GetLane()), g.key()} {
+		if err := tx.IndexDelete(index, p.id); err != nil {
+			return err
+		}
 	}
-	return tx.IndexDelete(g.key(), p.id)
+	return nil
 }
 
 // checksOf reads all records of a scope, by id.

@@ -2,7 +2,9 @@ package check
 
 import (
 	"context"
+	"net/netip"
 	"slices"
+	"strings"
 	"time"
 
 	controlplanev1 "github.com/dodona-project/dodona/proto/controlplane/v1"
@@ -32,8 +34,9 @@ func (r Report) Name() string {
 	return place{r.Plane, r.Scope, r.ID}.member()
 }
 
-// Subject is what a checker says that it checked, beside the task: an endpoint's is
-// the level alone.
+// Subject is what a checker says that it checked, beside the task: of an endpoint the
+// level alone, of a proxy that too, of TARGET the routing and the URL. EGRESS may have
+// found an address.
 type Subject struct {
 	Level    controlplanev1.CheckLevel
 	Proxy    string
@@ -55,8 +58,8 @@ const (
 	refusedForeign   = "foreign"    // another checker holds it
 	refusedProxy     = "proxy"      // it speaks of a proxy that the task is not about
 	refusedLevel     = "level"      // it speaks of another level
-	refusedTarget    = "target"     // it carries a routing, URL or exit address that the task does not ask for
-	refusedResult    = "bad result" // the result, error class or status is none
+	refusedTarget    = "target"     // it carries another routing or URL than the task, or an exit address that the task does not ask for
+	refusedResult    = "bad result" // the result, error class, status or exit address is none
 )
 
 // Report takes what a checker of a host saw: each observation counts once, for the
@@ -76,10 +79,12 @@ func (b *Broker) take(ctx context.Context, checker string, reports []Report, may
 		}
 		var touched []group
 		if err := each(reports, func(r Report) error {
-			reason, err := b.report(tx, checker, r)
+			moved, reason, err := b.report(tx, checker, r)
 			receipts = append(receipts, Receipt{Accepted: reason == "", Reason: reason})
-			if g := (group{r.Plane, r.Scope}); reason == "" && !slices.Contains(touched, g) {
-				touched = append(touched, g)
+			for _, g := range moved {
+				if !slices.Contains(touched, g) {
+					touched = append(touched, g)
+				}
 			}
 			return err
 		}); err != nil {
@@ -105,66 +110,100 @@ func (b *Broker) take(ctx context.Context, checker string, reports []Report, may
 	return receipts, nil
 }
 
-func (b *Broker) report(tx store.Tx, checker string, r Report) (refused string, err error) {
+// report takes one report. moved are the scopes whose schedule changed.
+func (b *Broker) report(tx store.Tx, checker string, r Report) (moved []group, refused string, err error) {
 	p := place{r.Plane, r.Scope, r.ID}
-	if b.o.Planes[p.plane] == nil {
-		return refusedGone, nil
+	plane := b.o.Planes[p.plane]
+	if plane == nil {
+		return nil, refusedGone, nil
 	}
 	t, err := loadCheck(tx, p)
 	switch {
 	case err != nil:
-		return "", err
+		return nil, "", err
 	case t == nil:
-		return refusedGone, nil
-	case r.Token != "" && t.ReportedToken == r.Token && t.ReportedBy == checker && misfit(r) == "" && sameFact(t.Seen, r):
-		return "", nil // again
+		return nil, refusedGone, nil
+	case r.Token != "" && t.ReportedToken == r.Token && t.ReportedBy == checker && misfit(t, r) == "" && sameFact(t.Seen, r):
+		return nil, "", nil // again
 	case t.Token == "" || t.Token != r.Token:
-		return refusedOvertaken, nil
+		return nil, refusedOvertaken, nil
 	case t.Holder != checker:
-		return refusedForeign, nil
+		return nil, refusedForeign, nil
 	}
-	if reason := misfit(r); reason != "" {
-		return reason, nil
+	if reason := misfit(t, r); reason != "" {
+		return nil, reason, nil
 	}
-	now := tx.Now().UnixMilli()
-	t.Health = Reduce(b.o.Rules, t.Health, Observation{Checker: checker, Result: r.Result, IssuedMs: t.IssuedMs, AtMs: now})
+	g, now := group{p.plane, p.scope}, tx.Now().UnixMilli()
+	o := Observation{Checker: checker, Result: r.Result, IssuedMs: t.IssuedMs, AtMs: now}
+	moved = []group{g}
+	var next time.Duration
+	if reducer, ok := plane.(Reducer); ok {
+		effect, err := b.observe(tx, reducer, p, t, o, r)
+		if err != nil {
+			return nil, "", err
+		}
+		if effect.Gone {
+			return moved, refusedGone, deleteCheck(tx, p, t)
+		}
+		next = effect.Wait
+		for _, member := range effect.Sooner {
+			if scope, id, ok := strings.Cut(member, "/"); ok {
+				if err := b.sooner(tx, place{p.plane, scope, id}, now+milliseconds(b.drawn(b.o.Rules.Suspect))); err != nil {
+					return nil, "", err
+				}
+				moved = append(moved, group{p.plane, scope})
+			}
+		}
+	} else {
+		t.Health = Reduce(b.o.Rules, t.Health, o)
+		next = wait(b.o.Rules, t.Health)
+	}
 	t.Seen = &statev1.CheckSeen{
 		Result: r.Result, ErrorClass: r.ErrorClass, Detail: r.Detail, Status: r.Status,
-		LatencyMs: uint32(r.Latency.Milliseconds()), AtMs: now, Checker: checker,
+		LatencyMs: uint32(r.Latency.Milliseconds()), AtMs: now, Checker: checker, EgressIp: r.Subject.EgressIP,
 	}
 	t.ReportedToken, t.ReportedBy = t.Token, checker
 	if err := letGo(tx, p, t); err != nil {
-		return "", err
+		return nil, "", err
 	}
-	t.Token, t.Holder, t.LeaseMs, t.Windowed = "", "", 0, false
-	t.DueMs = now + milliseconds(b.drawn(wait(b.o.Rules, t.Health)))
+	t.Token, t.Holder, t.LeaseMs, t.Windowed, t.Capped, t.Cap = "", "", 0, false, false, ""
+	t.DueMs = now + milliseconds(b.drawn(next))
 	if err := saveCheck(tx, p, t); err != nil {
-		return "", err
+		return nil, "", err
 	}
 	if failing(t.Health) || t.Health.Out {
-		return "", tx.IndexPut(troubleIndex, group{p.plane, p.scope}.member(), 0)
+		return moved, "", tx.IndexPut(troubleIndex, g.member(), 0)
 	}
-	return "", nil
+	return moved, "", nil
 }
 
 // sameFact reports whether a report says what was taken from the one before.
 func sameFact(seen *statev1.CheckSeen, r Report) bool {
-	return seen.GetResult() == r.Result && seen.GetErrorClass() == r.ErrorClass && seen.GetStatus() == r.Status
+	return seen.GetResult() == r.Result && seen.GetErrorClass() == r.ErrorClass && seen.GetStatus() == r.Status && seen.GetEgressIp() == r.Subject.EgressIP
 }
 
-// misfit is why a report does not fit its task, which is an endpoint's; empty when it
-// does.
-func misfit(r Report) string {
+// misfit is why a report does not fit its task; empty when it does.
+func misfit(t *statev1.Check, r Report) string {
 	_, result := results[r.Result]
 	_, class := controlplanev1.ErrorClass_name[int32(r.ErrorClass)]
-	switch s := r.Subject; {
-	case s.Proxy != "":
+	level := t.Level
+	if level == controlplanev1.CheckLevel_CHECK_LEVEL_UNSPECIFIED {
+		level = basic
+	}
+	routing, url := "", ""
+	if level == target {
+		routing, url = t.Routing, t.Url
+	}
+	s := r.Subject
+	_, bad := netip.ParseAddr(s.EgressIP)
+	switch {
+	case s.Proxy != t.ProxyId:
 		return refusedProxy
-	case s.Level != basic:
+	case s.Level != level:
 		return refusedLevel
-	case s.Routing != "" || s.URL != "" || s.EgressIP != "":
+	case s.Routing != routing, s.URL != url, s.EgressIP != "" && level != egress:
 		return refusedTarget
-	case !result, !class, r.Status != 0 && (r.Status < 100 || r.Status > 599):
+	case !result, !class, r.Status != 0 && (r.Status < 100 || r.Status > 599), s.EgressIP != "" && bad != nil:
 		return refusedResult
 	}
 	return ""

@@ -5,6 +5,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
 	"time"
 
 	statev1 "github.com/dodona-project/dodona/proto/state/v1"
@@ -67,168 +69,6 @@ func (b *Broker) forget(ctx context.Context) error {
 	})
 }
 
-// sync makes tasks for new targets and removes those of targets that are gone. A
-// scope that is damaged keeps what it has; the error says so when the others are
-// done.
-func (b *Broker) sync(ctx context.Context, all bool) error {
-	var damage error
-	wanted := map[group]uint64{} // version; those that still have tasks are there with 0
-	err := b.o.Store.View(ctx, func(tx store.ReadTx) error {
-		clear(wanted)
-		damage = nil
-		entries, err := tx.Scan(scopeIndex, 0, store.MaxScore, 0)
-		if err != nil {
-			return err
-		}
-		for _, e := range entries {
-			if g, ok := parseGroup(e.Member); ok {
-				wanted[g] = 0
-			}
-		}
-		for name, plane := range b.o.Planes {
-			scopes, err := plane.Scopes(tx)
-			if err != nil {
-				return err
-			}
-			for _, scope := range scopes {
-				how, err := plane.Scope(tx, scope)
-				if errors.Is(err, store.ErrDamaged) {
-					delete(wanted, group{name, scope})
-					damage = errors.Join(damage, err)
-					continue
-				}
-				if err != nil {
-					return err
-				}
-				wanted[group{name, scope}] = how.Version
-			}
-		}
-		return nil
-	})
-	if err != nil {
-		return err
-	}
-	b.mu.Lock()
-	for g := range b.synced {
-		if _, ok := wanted[g]; !ok {
-			delete(b.synced, g)
-			delete(b.alarms, g)
-		}
-	}
-	var stale []group
-	for g, version := range wanted {
-		if all || version == 0 || b.synced[g] != version {
-			stale = append(stale, g)
-		}
-	}
-	b.mu.Unlock()
-	b.metrics.scopes.Set(float64(len(wanted)))
-	for _, g := range stale {
-		var version uint64
-		if err := b.o.Store.Update(ctx, store.Soft, func(tx store.Tx) (err error) {
-			version, err = b.reconcile(tx, g, all)
-			return err
-		}); errors.Is(err, store.ErrDamaged) {
-			damage = errors.Join(damage, fmt.Errorf("tasks of %s: %w", g.member(), err))
-			continue
-		} else if err != nil {
-			return fmt.Errorf("tasks of %s: %w", g.member(), err)
-		}
-		b.mu.Lock()
-		b.synced[g] = version
-		b.mu.Unlock()
-	}
-	return damage
-}
-
-// reconcile makes a scope's tasks what its targets ask for, and returns the version
-// of the scope that this holds for.
-func (b *Broker) reconcile(tx store.Tx, g group, all bool) (uint64, error) {
-	plane := b.o.Planes[g.plane]
-	if plane == nil {
-		return 0, nil // of another version of the host
-	}
-	how, err := plane.Scope(tx, g.scope)
-	if err != nil {
-		return 0, err
-	}
-	targets, err := plane.Targets(tx, g.scope)
-	if err != nil {
-		return 0, err
-	}
-	have, err := checksOf(tx, g)
-	if err != nil {
-		return 0, err
-	}
-	if how.Probe != "" {
-		asked, now := how.digest(), tx.Now().UnixMilli()
-		for _, t := range targets {
-			if err := b.reconcileTarget(tx, g, t, have[t.ID], asked, now, all); err != nil {
-				return 0, err
-			}
-			delete(have, t.ID)
-		}
-	}
-	for id, old := range have { // nobody asks for these
-		if err := deleteCheck(tx, place{g.plane, g.scope, id}, old); err != nil {
-			return 0, err
-		}
-		if err := plane.SetOut(tx, g.scope, id, old.RegisteredMs, false); err != nil {
-			return 0, err
-		}
-	}
-	if how.Probe != "" {
-		return how.Version, settle(tx, g)
-	}
-	for _, index := range []string{scopeIndex, troubleIndex} {
-		if err := tx.IndexDelete(index, g.member()); err != nil {
-			return 0, err
-		}
-	}
-	return how.Version, tx.Delete(g.key())
-}
-
-// reconcileTarget makes a target's task, keeps it, or begins it anew: for another
-// registration altogether, and for another probe with what was found out so far,
-// until the new one says something else.
-func (b *Broker) reconcileTarget(tx store.Tx, g group, t Target, old *statev1.Check, asked []byte, now int64, all bool) error {
-	p := place{g.plane, g.scope, t.ID}
-	next := &statev1.Check{
-		Plane: g.plane, Scope: g.scope, Id: t.ID, Address: t.Address, RegisteredMs: t.RegisteredMs, Asked: asked,
-		DueMs: now + int64(b.o.Random()*float64(min(time.Second, b.o.Rules.Suspect).Milliseconds())),
-	}
-	switch {
-	case old == nil || old.Address != t.Address || old.RegisteredMs != t.RegisteredMs:
-		if old != nil {
-			next.Generation = old.Generation
-		}
-		if t.Out { // by what is not known any more
-			if err := b.o.Planes[g.plane].SetOut(tx, g.scope, t.ID, t.RegisteredMs, false); err != nil {
-				return err
-			}
-		}
-		if err := tx.IndexPut(g.key(), t.ID, 0); err != nil {
-			return err
-		}
-	case !bytes.Equal(old.Asked, asked):
-		next.Generation, next.Seen = old.Generation, old.Seen
-		if h := old.GetHealth(); h != nil {
-			next.Health = &statev1.CheckHealth{Health: h.Health, IssuedMs: h.IssuedMs, Out: h.Out, OutMs: h.OutMs}
-			if h.Health == suspect {
-				next.Health.Health = unknown
-			}
-		}
-	case all:
-		return schedule(tx, p, old)
-	default:
-		return nil
-	}
-	if err := letGo(tx, p, old); err != nil {
-		return err
-	}
-	return saveCheck(tx, p, next)
-}
-
 // judge looks at the scopes where something fails.
 func (b *Broker) judge(ctx context.Context) error {
 	var troubled []group
@@ -239,9 +79,16 @@ func (b *Broker) judge(ctx context.Context) error {
 		return err
 	}
 	var damage error
-	alarms, tallies := map[group]string{}, map[string][]Tally{}
+	alarms, tallies := map[group]string{}, map[string]map[string]Tally{} // by checker and scope, or upstream
 	for _, g := range troubled {
-		alarm, tally, err := b.judgeScope(ctx, g)
+		look, unit := b.judgeScope, g.member()
+		if _, ok := b.o.Planes[g.plane].(Reducer); ok {
+			look = func(ctx context.Context, g group) (alarm string, tally map[string]Tally, err error) {
+				alarm, unit, tally, err = b.lookLanes(ctx, g)
+				return alarm, tally, err
+			}
+		}
+		alarm, tally, err := look(ctx, g)
 		if errors.Is(err, store.ErrDamaged) {
 			damage = errors.Join(damage, fmt.Errorf("judge %s: %w", g.member(), err))
 			continue
@@ -253,8 +100,15 @@ func (b *Broker) judge(ctx context.Context) error {
 			alarms[g] = alarm
 		}
 		for by, t := range tally {
-			tallies[by] = append(tallies[by], t)
+			if tallies[by] == nil {
+				tallies[by] = map[string]Tally{}
+			}
+			sum := tallies[by][unit]
+			tallies[by][unit] = Tally{Seen: sum.Seen + t.Seen, Failing: sum.Failing + t.Failing}
 		}
+	}
+	if err := b.unprobed(ctx, alarms); err != nil {
+		return err
 	}
 	b.tell(alarms)
 	return errors.Join(damage, b.doubt(ctx, tallies))
@@ -292,7 +146,7 @@ func (b *Broker) troubled(tx store.ReadTx) (scopes []group, err error) {
 
 // doubt finds the checkers that fail nearly everything of several of the scopes that
 // were judged, and writes down since when. The next look judges by it.
-func (b *Broker) doubt(ctx context.Context, tallies map[string][]Tally) error {
+func (b *Broker) doubt(ctx context.Context, tallies map[string]map[string]Tally) error {
 	var live map[string]*statev1.Checker
 	var now int64
 	if err := b.o.Store.View(ctx, func(tx store.ReadTx) (err error) {
@@ -303,7 +157,7 @@ func (b *Broker) doubt(ctx context.Context, tallies map[string][]Tally) error {
 		return err
 	}
 	for id, c := range live {
-		doubtful := Doubtful(tallies[id])
+		doubtful := Doubtful(slices.Collect(maps.Values(tallies[id])))
 		if doubtful == (c.DoubtedMs != 0) {
 			continue
 		}
@@ -349,7 +203,7 @@ func (b *Broker) scene(tx store.ReadTx, g group) (*scene, error) {
 	if err != nil {
 		return nil, err
 	}
-	s.Checkers = judges(live, how.Probe)
+	s.Checkers = judges(live, how.Probe, how.level())
 	for id, c := range live {
 		if c.DoubtedMs != 0 {
 			s.Doubted[id] = c.DoubtedMs
@@ -358,7 +212,7 @@ func (b *Broker) scene(tx store.ReadTx, g group) (*scene, error) {
 	if s.checks, err = checksOf(tx, g); err != nil {
 		return nil, err
 	}
-	asked := how.digest()
+	asked := how.digest(Target{})
 	for id, c := range s.checks {
 		if !bytes.Equal(c.Asked, asked) {
 			return nil, nil // sync begins it anew
@@ -434,7 +288,7 @@ func (b *Broker) carryOut(tx store.Tx, g group, s *scene, j Judgement) error {
 	for _, m := range j.Changed {
 		c := s.checks[m.ID]
 		if c.GetHealth().GetOut() != m.Health.Out {
-			if err := b.o.Planes[g.plane].SetOut(tx, g.scope, m.ID, c.RegisteredMs, m.Health.Out); err != nil {
+			if err := b.setOut(tx, g, m.ID, c.RegisteredMs, m.Health.Out); err != nil {
 				return err
 			}
 		}

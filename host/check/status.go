@@ -34,7 +34,7 @@ func (b *Broker) Status(tx store.ReadTx, plane, scope string) (*donav1.CheckStat
 	if err != nil {
 		return nil, err
 	}
-	status := &donav1.CheckStatus{Alarm: g.Alarm, LiveCheckers: uint32(judges(live, how.Probe))}
+	status := &donav1.CheckStatus{Alarm: g.Alarm, LiveCheckers: uint32(judges(live, how.Probe, how.level()))}
 	for _, t := range targets { // by id
 		c := checks[t.ID]
 		h := c.GetHealth()

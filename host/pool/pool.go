@@ -55,11 +55,13 @@ type PluginCheck func(ctx context.Context, name string, config *structpb.Struct)
 type Options struct {
 	Store           store.Store // what acts goes through here: see audit.Guard
 	Audit           *audit.Log
-	HostID          string      // names this host in audit entries
-	Secrets         Secrets     // nil = there are none
-	Compiler        Compiler    // nil = every routing has round robin
-	Strategy        PluginCheck // nil = every strategy is taken
-	Probe           PluginCheck // the same of probes
+	HostID          string        // names this host in audit entries
+	Secrets         Secrets       // nil = there are none
+	Compiler        Compiler      // nil = every routing has round robin
+	Strategy        PluginCheck   // nil = every strategy is taken
+	Probe           PluginCheck   // the same of probes
+	Checks          Checks        // nil = outcomes hurry no check
+	CheckInterval   time.Duration // between two BASIC checks of a proxy that is well; 0 = 30 s
 	RuntimeInterval time.Duration
 	MaxCounters     int // proxies that a worker owns, and counters of a report; 0 = limits.RuntimeCounters
 	Coalesce        time.Duration
@@ -103,6 +105,7 @@ func New(o Options) *Pool {
 		o.Logger = hclog.NewNullLogger()
 	}
 	o.RuntimeInterval = cmp.Or(o.RuntimeInterval, runtimeInterval)
+	o.CheckInterval = cmp.Or(o.CheckInterval, checkInterval)
 	o.MaxCounters = cmp.Or(o.MaxCounters, limits.RuntimeCounters)
 	o.Coalesce = cmp.Or(o.Coalesce, coalesce)
 	return &Pool{o: o, actor: "host:" + o.HostID, log: o.Logger, poke: make(chan struct{}, 1), silent: map[string]silence{}}

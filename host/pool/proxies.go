@@ -387,9 +387,14 @@ func (p *Pool) status(tx store.ReadTx, have *published, s *statev1.ProxyState, c
 		return nil, err
 	}
 	out := &controlplanev1.ProxyStatus{Proxy: message(s, u, version), State: s.State, OwnerWorkerId: s.Owner, EgressIp: s.EgressIp, LastError: s.LastError}
-	if s.CheckedMs > 0 {
-		out.LastCheckedAt = timestamppb.New(time.UnixMilli(s.CheckedMs))
+	h := &statev1.ProxyHealth{CheckedMs: s.CheckedMs, LastError: s.LastError}
+	if err := loadSoft(tx, healthKey(s.Id), h); err != nil {
+		return nil, err
 	}
+	if h.CheckedMs > 0 {
+		out.LastCheckedAt = timestamppb.New(time.UnixMilli(h.CheckedMs))
+	}
+	out.LastError = h.LastError
 	by := s.Owner
 	if by == "" {
 		by = s.Holder
@@ -476,6 +481,9 @@ func (p *Pool) Availability(ctx context.Context) (*controlplanev1.GetAvailabilit
 			if have != nil {
 				u, ok := have.config.Upstream(name)
 				out.Enabled = ok && u.Enabled
+			}
+			if out.Brake, err = p.braked(tx, name); err != nil {
+				return err
 			}
 			resp.Upstreams = append(resp.Upstreams, out)
 		}

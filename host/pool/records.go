@@ -26,6 +26,8 @@ const (
 )
 
 func proxyKey(id string) string           { return proxyPrefix + id }
+func healthKey(id string) string          { return "pool/health/" + id }
+func listedKey(upstream string) string    { return "pool/listed/" + upstream }
 func workerKey(id string) string          { return "pool/worker/" + id }
 func issuedKey(worker string) string      { return "pool/issued/" + worker }
 func runtimeKey(worker string) string     { return "pool/runtime/" + worker }
@@ -207,13 +209,27 @@ func saveProxy(tx store.Tx, old, p *statev1.ProxyState) error {
 	if err := store.Save(tx, proxyKey(p.Id), p); err != nil {
 		return err
 	}
+	// What is extracted is found out when it is to be checked: that costs the others
+	// nothing.
+	if was := old != nil && checked(old.State); was != checked(p.State) && p.State != ownership.Extracted {
+		if err := tx.Put(listedKey(p.Upstream), []byte{1}); err != nil {
+			return err
+		}
+	}
+	if old != nil && old.State == ownership.Expired && p.State == ownership.New { // it begins anew
+		if err := tx.Delete(healthKey(p.Id)); err != nil {
+			return err
+		}
+	}
 	return place(tx, p.Id, old, p)
 }
 
 // deleteProxy removes a proxy as it was read.
 func deleteProxy(tx store.Tx, old *statev1.ProxyState) error {
-	if err := tx.Delete(proxyKey(old.Id)); err != nil {
-		return err
+	for _, key := range []string{proxyKey(old.Id), healthKey(old.Id)} {
+		if err := tx.Delete(key); err != nil {
+			return err
+		}
 	}
 	return place(tx, old.Id, old, nil)
 }

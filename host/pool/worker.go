@@ -331,7 +331,10 @@ func (p *Pool) TakeOutcomes(ctx context.Context, b *controlplanev1.OutcomeBatch)
 		if err != nil || replay {
 			return err
 		}
-		return store.Save(tx, outcomesKey(b.WorkerId), have)
+		if err := store.Save(tx, outcomesKey(b.WorkerId), have); err != nil {
+			return err
+		}
+		return p.hear(tx, b.WorkerId, b.Outcomes)
 	})
 }
 

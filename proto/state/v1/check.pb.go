@@ -35,17 +35,26 @@ type Check struct {
 	RegisteredMs int64  `protobuf:"varint,5,opt,name=registered_ms,json=registeredMs,proto3" json:"registered_ms,omitempty"` // of the target's registration
 	Asked        []byte `protobuf:"bytes,6,opt,name=asked,proto3" json:"asked,omitempty"`                                    // digest of the probe and its configuration
 	// The task.
-	DueMs         int64        `protobuf:"varint,7,opt,name=due_ms,json=dueMs,proto3" json:"due_ms,omitempty"`
-	Generation    uint64       `protobuf:"varint,8,opt,name=generation,proto3" json:"generation,omitempty"`                            // of claims
-	Token         string       `protobuf:"bytes,9,opt,name=token,proto3" json:"token,omitempty"`                                       // of the lease; empty = not leased
-	Holder        string       `protobuf:"bytes,10,opt,name=holder,proto3" json:"holder,omitempty"`                                    // the checker that holds it
-	IssuedMs      int64        `protobuf:"varint,11,opt,name=issued_ms,json=issuedMs,proto3" json:"issued_ms,omitempty"`               // when it was claimed
-	LeaseMs       int64        `protobuf:"varint,12,opt,name=lease_ms,json=leaseMs,proto3" json:"lease_ms,omitempty"`                  // end of the lease
-	ReportedToken string       `protobuf:"bytes,13,opt,name=reported_token,json=reportedToken,proto3" json:"reported_token,omitempty"` // of the lease that was reported last
-	ReportedBy    string       `protobuf:"bytes,14,opt,name=reported_by,json=reportedBy,proto3" json:"reported_by,omitempty"`
-	Windowed      bool         `protobuf:"varint,17,opt,name=windowed,proto3" json:"windowed,omitempty"` // the lease is in index check-held/<holder>
-	Health        *CheckHealth `protobuf:"bytes,15,opt,name=health,proto3" json:"health,omitempty"`
-	Seen          *CheckSeen   `protobuf:"bytes,16,opt,name=seen,proto3" json:"seen,omitempty"`
+	DueMs         int64  `protobuf:"varint,7,opt,name=due_ms,json=dueMs,proto3" json:"due_ms,omitempty"`
+	Generation    uint64 `protobuf:"varint,8,opt,name=generation,proto3" json:"generation,omitempty"`                            // of claims
+	Token         string `protobuf:"bytes,9,opt,name=token,proto3" json:"token,omitempty"`                                       // of the lease; empty = not leased
+	Holder        string `protobuf:"bytes,10,opt,name=holder,proto3" json:"holder,omitempty"`                                    // the checker that holds it
+	IssuedMs      int64  `protobuf:"varint,11,opt,name=issued_ms,json=issuedMs,proto3" json:"issued_ms,omitempty"`               // when it was claimed
+	LeaseMs       int64  `protobuf:"varint,12,opt,name=lease_ms,json=leaseMs,proto3" json:"lease_ms,omitempty"`                  // end of the lease
+	ReportedToken string `protobuf:"bytes,13,opt,name=reported_token,json=reportedToken,proto3" json:"reported_token,omitempty"` // of the lease that was reported last
+	ReportedBy    string `protobuf:"bytes,14,opt,name=reported_by,json=reportedBy,proto3" json:"reported_by,omitempty"`
+	Windowed      bool   `protobuf:"varint,17,opt,name=windowed,proto3" json:"windowed,omitempty"` // the lease is in index check-held/<holder>
+	// What is checked of a proxy; an endpoint has none of it.
+	ProxyId       string        `protobuf:"bytes,18,opt,name=proxy_id,json=proxyId,proto3" json:"proxy_id,omitempty"`
+	Level         v1.CheckLevel `protobuf:"varint,19,opt,name=level,proto3,enum=controlplane.v1.CheckLevel" json:"level,omitempty"`
+	Routing       string        `protobuf:"bytes,20,opt,name=routing,proto3" json:"routing,omitempty"`                 // TARGET
+	Url           string        `protobuf:"bytes,21,opt,name=url,proto3" json:"url,omitempty"`                         // EGRESS, TARGET
+	EveryMs       int64         `protobuf:"varint,22,opt,name=every_ms,json=everyMs,proto3" json:"every_ms,omitempty"` // between two checks of one that is well; 0 = the host's interval
+	Lane          string        `protobuf:"bytes,23,opt,name=lane,proto3" json:"lane,omitempty"`                       // with whom it is braked; see CheckGroup
+	Capped        bool          `protobuf:"varint,24,opt,name=capped,proto3" json:"capped,omitempty"`                  // the lease is in index check-leased/<plane>/<cap>
+	Cap           string        `protobuf:"bytes,25,opt,name=cap,proto3" json:"cap,omitempty"`
+	Health        *CheckHealth  `protobuf:"bytes,15,opt,name=health,proto3" json:"health,omitempty"`
+	Seen          *CheckSeen    `protobuf:"bytes,16,opt,name=seen,proto3" json:"seen,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -185,6 +194,62 @@ func (x *Check) GetWindowed() bool {
 	return false
 }
 
+func (x *Check) GetProxyId() string {
+	if x != nil {
+		return x.ProxyId
+	}
+	return ""
+}
+
+func (x *Check) GetLevel() v1.CheckLevel {
+	if x != nil {
+		return x.Level
+	}
+	return v1.CheckLevel(0)
+}
+
+func (x *Check) GetRouting() string {
+	if x != nil {
+		return x.Routing
+	}
+	return ""
+}
+
+func (x *Check) GetUrl() string {
+	if x != nil {
+		return x.Url
+	}
+	return ""
+}
+
+func (x *Check) GetEveryMs() int64 {
+	if x != nil {
+		return x.EveryMs
+	}
+	return 0
+}
+
+func (x *Check) GetLane() string {
+	if x != nil {
+		return x.Lane
+	}
+	return ""
+}
+
+func (x *Check) GetCapped() bool {
+	if x != nil {
+		return x.Capped
+	}
+	return false
+}
+
+func (x *Check) GetCap() string {
+	if x != nil {
+		return x.Cap
+	}
+	return ""
+}
+
 func (x *Check) GetHealth() *CheckHealth {
 	if x != nil {
 		return x.Health
@@ -310,6 +375,7 @@ type CheckSeen struct {
 	LatencyMs     uint32                      `protobuf:"varint,5,opt,name=latency_ms,json=latencyMs,proto3" json:"latency_ms,omitempty"`
 	AtMs          int64                       `protobuf:"varint,6,opt,name=at_ms,json=atMs,proto3" json:"at_ms,omitempty"`
 	Checker       string                      `protobuf:"bytes,7,opt,name=checker,proto3" json:"checker,omitempty"`
+	EgressIp      string                      `protobuf:"bytes,8,opt,name=egress_ip,json=egressIp,proto3" json:"egress_ip,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -393,13 +459,21 @@ func (x *CheckSeen) GetChecker() string {
 	return ""
 }
 
+func (x *CheckSeen) GetEgressIp() string {
+	if x != nil {
+		return x.EgressIp
+	}
+	return ""
+}
+
 // check/<plane>/<scope>: the guard over a scope's targets. Index check-scope, score
 // of the first in check-due/<plane>/<scope>: the scopes that have tasks. Index
 // check-trouble: those where something fails. Soft.
 type CheckGroup struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
-	BrakedMs      int64                  `protobuf:"varint,1,opt,name=braked_ms,json=brakedMs,proto3" json:"braked_ms,omitempty"` // since when more than half fail; 0 = they do not
-	Alarm         string                 `protobuf:"bytes,2,opt,name=alarm,proto3" json:"alarm,omitempty"`                        // for people
+	BrakedMs      int64                  `protobuf:"varint,1,opt,name=braked_ms,json=brakedMs,proto3" json:"braked_ms,omitempty"`                                                    // since when more than half fail; 0 = they do not
+	Alarm         string                 `protobuf:"bytes,2,opt,name=alarm,proto3" json:"alarm,omitempty"`                                                                           // for people
+	Lanes         map[string]*CheckLane  `protobuf:"bytes,3,rep,name=lanes,proto3" json:"lanes,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"` // of a plane that reduces by itself
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -448,6 +522,244 @@ func (x *CheckGroup) GetAlarm() string {
 	return ""
 }
 
+func (x *CheckGroup) GetLanes() map[string]*CheckLane {
+	if x != nil {
+		return x.Lanes
+	}
+	return nil
+}
+
+// Targets that are braked together. Index check-bad/<plane>/<scope>/<lane>, score when
+// the run of failures began, ms: the ids of those that fail.
+type CheckLane struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Targets       uint32                 `protobuf:"varint,1,opt,name=targets,proto3" json:"targets,omitempty"`
+	BrakedMs      int64                  `protobuf:"varint,2,opt,name=braked_ms,json=brakedMs,proto3" json:"braked_ms,omitempty"` // since when more than half fail; 0 = they do not
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CheckLane) Reset() {
+	*x = CheckLane{}
+	mi := &file_state_v1_check_proto_msgTypes[4]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CheckLane) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CheckLane) ProtoMessage() {}
+
+func (x *CheckLane) ProtoReflect() protoreflect.Message {
+	mi := &file_state_v1_check_proto_msgTypes[4]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CheckLane.ProtoReflect.Descriptor instead.
+func (*CheckLane) Descriptor() ([]byte, []int) {
+	return file_state_v1_check_proto_rawDescGZIP(), []int{4}
+}
+
+func (x *CheckLane) GetTargets() uint32 {
+	if x != nil {
+		return x.Targets
+	}
+	return 0
+}
+
+func (x *CheckLane) GetBrakedMs() int64 {
+	if x != nil {
+		return x.BrakedMs
+	}
+	return 0
+}
+
+// check-cap/<plane>/<cap>: written by each claim of it, so that two of them do not count
+// the same leases. Index check-leased/<plane>/<cap>, score end of lease in ms:
+// <plane>/<scope>/<id>. Soft.
+type CheckCap struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Claims        uint64                 `protobuf:"varint,1,opt,name=claims,proto3" json:"claims,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CheckCap) Reset() {
+	*x = CheckCap{}
+	mi := &file_state_v1_check_proto_msgTypes[5]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CheckCap) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CheckCap) ProtoMessage() {}
+
+func (x *CheckCap) ProtoReflect() protoreflect.Message {
+	mi := &file_state_v1_check_proto_msgTypes[5]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CheckCap.ProtoReflect.Descriptor instead.
+func (*CheckCap) Descriptor() ([]byte, []int) {
+	return file_state_v1_check_proto_rawDescGZIP(), []int{5}
+}
+
+func (x *CheckCap) GetClaims() uint64 {
+	if x != nil {
+		return x.Claims
+	}
+	return 0
+}
+
+// pool/health/<proxy id>: what is known of a proxy beside its state. Soft.
+type ProxyHealth struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Good checks in a row since it left AVAILABLE, as many as bring it back at most.
+	BasicGood     uint32          `protobuf:"varint,1,opt,name=basic_good,json=basicGood,proto3" json:"basic_good,omitempty"`
+	EgressGood    uint32          `protobuf:"varint,2,opt,name=egress_good,json=egressGood,proto3" json:"egress_good,omitempty"`
+	Denied        []*DeniedTarget `protobuf:"bytes,3,rep,name=denied,proto3" json:"denied,omitempty"` // by routing and URL
+	CheckedMs     int64           `protobuf:"varint,4,opt,name=checked_ms,json=checkedMs,proto3" json:"checked_ms,omitempty"`
+	LastError     string          `protobuf:"bytes,5,opt,name=last_error,json=lastError,proto3" json:"last_error,omitempty"` // of the newest check that failed; empty once all is well
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ProxyHealth) Reset() {
+	*x = ProxyHealth{}
+	mi := &file_state_v1_check_proto_msgTypes[6]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ProxyHealth) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ProxyHealth) ProtoMessage() {}
+
+func (x *ProxyHealth) ProtoReflect() protoreflect.Message {
+	mi := &file_state_v1_check_proto_msgTypes[6]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ProxyHealth.ProtoReflect.Descriptor instead.
+func (*ProxyHealth) Descriptor() ([]byte, []int) {
+	return file_state_v1_check_proto_rawDescGZIP(), []int{6}
+}
+
+func (x *ProxyHealth) GetBasicGood() uint32 {
+	if x != nil {
+		return x.BasicGood
+	}
+	return 0
+}
+
+func (x *ProxyHealth) GetEgressGood() uint32 {
+	if x != nil {
+		return x.EgressGood
+	}
+	return 0
+}
+
+func (x *ProxyHealth) GetDenied() []*DeniedTarget {
+	if x != nil {
+		return x.Denied
+	}
+	return nil
+}
+
+func (x *ProxyHealth) GetCheckedMs() int64 {
+	if x != nil {
+		return x.CheckedMs
+	}
+	return 0
+}
+
+func (x *ProxyHealth) GetLastError() string {
+	if x != nil {
+		return x.LastError
+	}
+	return ""
+}
+
+type DeniedTarget struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Routing       string                 `protobuf:"bytes,1,opt,name=routing,proto3" json:"routing,omitempty"`
+	Url           string                 `protobuf:"bytes,2,opt,name=url,proto3" json:"url,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DeniedTarget) Reset() {
+	*x = DeniedTarget{}
+	mi := &file_state_v1_check_proto_msgTypes[7]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DeniedTarget) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DeniedTarget) ProtoMessage() {}
+
+func (x *DeniedTarget) ProtoReflect() protoreflect.Message {
+	mi := &file_state_v1_check_proto_msgTypes[7]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DeniedTarget.ProtoReflect.Descriptor instead.
+func (*DeniedTarget) Descriptor() ([]byte, []int) {
+	return file_state_v1_check_proto_rawDescGZIP(), []int{7}
+}
+
+func (x *DeniedTarget) GetRouting() string {
+	if x != nil {
+		return x.Routing
+	}
+	return ""
+}
+
+func (x *DeniedTarget) GetUrl() string {
+	if x != nil {
+		return x.Url
+	}
+	return ""
+}
+
 // checker/<id>: a checker that is there. Index checker, score end in ms. Index
 // check-held/<id>, score end of lease in ms: <plane>/<scope>/<id> of the tasks that a
 // checker outside holds. Soft.
@@ -467,7 +779,7 @@ type Checker struct {
 
 func (x *Checker) Reset() {
 	*x = Checker{}
-	mi := &file_state_v1_check_proto_msgTypes[4]
+	mi := &file_state_v1_check_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -479,7 +791,7 @@ func (x *Checker) String() string {
 func (*Checker) ProtoMessage() {}
 
 func (x *Checker) ProtoReflect() protoreflect.Message {
-	mi := &file_state_v1_check_proto_msgTypes[4]
+	mi := &file_state_v1_check_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -492,7 +804,7 @@ func (x *Checker) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Checker.ProtoReflect.Descriptor instead.
 func (*Checker) Descriptor() ([]byte, []int) {
-	return file_state_v1_check_proto_rawDescGZIP(), []int{4}
+	return file_state_v1_check_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *Checker) GetUntilMs() int64 {
@@ -548,7 +860,7 @@ var File_state_v1_check_proto protoreflect.FileDescriptor
 
 const file_state_v1_check_proto_rawDesc = "" +
 	"\n" +
-	"\x14state/v1/check.proto\x12\bstate.v1\x1a\"controlplane/v1/controlplane.proto\"\xf1\x03\n" +
+	"\x14state/v1/check.proto\x12\bstate.v1\x1a\"controlplane/v1/controlplane.proto\"\xc4\x05\n" +
 	"\x05Check\x12\x14\n" +
 	"\x05plane\x18\x01 \x01(\tR\x05plane\x12\x14\n" +
 	"\x05scope\x18\x02 \x01(\tR\x05scope\x12\x0e\n" +
@@ -568,7 +880,15 @@ const file_state_v1_check_proto_rawDesc = "" +
 	"\x0ereported_token\x18\r \x01(\tR\rreportedToken\x12\x1f\n" +
 	"\vreported_by\x18\x0e \x01(\tR\n" +
 	"reportedBy\x12\x1a\n" +
-	"\bwindowed\x18\x11 \x01(\bR\bwindowed\x12-\n" +
+	"\bwindowed\x18\x11 \x01(\bR\bwindowed\x12\x19\n" +
+	"\bproxy_id\x18\x12 \x01(\tR\aproxyId\x121\n" +
+	"\x05level\x18\x13 \x01(\x0e2\x1b.controlplane.v1.CheckLevelR\x05level\x12\x18\n" +
+	"\arouting\x18\x14 \x01(\tR\arouting\x12\x10\n" +
+	"\x03url\x18\x15 \x01(\tR\x03url\x12\x19\n" +
+	"\bevery_ms\x18\x16 \x01(\x03R\aeveryMs\x12\x12\n" +
+	"\x04lane\x18\x17 \x01(\tR\x04lane\x12\x16\n" +
+	"\x06capped\x18\x18 \x01(\bR\x06capped\x12\x10\n" +
+	"\x03cap\x18\x19 \x01(\tR\x03cap\x12-\n" +
 	"\x06health\x18\x0f \x01(\v2\x15.state.v1.CheckHealthR\x06health\x12'\n" +
 	"\x04seen\x18\x10 \x01(\v2\x13.state.v1.CheckSeenR\x04seen\"\xed\x01\n" +
 	"\vCheckHealth\x12/\n" +
@@ -580,7 +900,7 @@ const file_state_v1_check_proto_rawDesc = "" +
 	"\x02by\x18\x05 \x03(\tR\x02by\x12\x1b\n" +
 	"\tissued_ms\x18\x06 \x01(\x03R\bissuedMs\x12\x10\n" +
 	"\x03out\x18\a \x01(\bR\x03out\x12\x15\n" +
-	"\x06out_ms\x18\b \x01(\x03R\x05outMs\"\x8a\x02\n" +
+	"\x06out_ms\x18\b \x01(\x03R\x05outMs\"\xa7\x02\n" +
 	"\tCheckSeen\x12A\n" +
 	"\x06result\x18\x01 \x01(\x0e2).controlplane.v1.HealthObservation.ResultR\x06result\x12<\n" +
 	"\verror_class\x18\x02 \x01(\x0e2\x1b.controlplane.v1.ErrorClassR\n" +
@@ -590,11 +910,35 @@ const file_state_v1_check_proto_rawDesc = "" +
 	"\n" +
 	"latency_ms\x18\x05 \x01(\rR\tlatencyMs\x12\x13\n" +
 	"\x05at_ms\x18\x06 \x01(\x03R\x04atMs\x12\x18\n" +
-	"\achecker\x18\a \x01(\tR\achecker\"?\n" +
+	"\achecker\x18\a \x01(\tR\achecker\x12\x1b\n" +
+	"\tegress_ip\x18\b \x01(\tR\begressIp\"\xc5\x01\n" +
 	"\n" +
 	"CheckGroup\x12\x1b\n" +
 	"\tbraked_ms\x18\x01 \x01(\x03R\bbrakedMs\x12\x14\n" +
-	"\x05alarm\x18\x02 \x01(\tR\x05alarm\"\xe3\x01\n" +
+	"\x05alarm\x18\x02 \x01(\tR\x05alarm\x125\n" +
+	"\x05lanes\x18\x03 \x03(\v2\x1f.state.v1.CheckGroup.LanesEntryR\x05lanes\x1aM\n" +
+	"\n" +
+	"LanesEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12)\n" +
+	"\x05value\x18\x02 \x01(\v2\x13.state.v1.CheckLaneR\x05value:\x028\x01\"B\n" +
+	"\tCheckLane\x12\x18\n" +
+	"\atargets\x18\x01 \x01(\rR\atargets\x12\x1b\n" +
+	"\tbraked_ms\x18\x02 \x01(\x03R\bbrakedMs\"\"\n" +
+	"\bCheckCap\x12\x16\n" +
+	"\x06claims\x18\x01 \x01(\x04R\x06claims\"\xbb\x01\n" +
+	"\vProxyHealth\x12\x1d\n" +
+	"\n" +
+	"basic_good\x18\x01 \x01(\rR\tbasicGood\x12\x1f\n" +
+	"\vegress_good\x18\x02 \x01(\rR\n" +
+	"egressGood\x12.\n" +
+	"\x06denied\x18\x03 \x03(\v2\x16.state.v1.DeniedTargetR\x06denied\x12\x1d\n" +
+	"\n" +
+	"checked_ms\x18\x04 \x01(\x03R\tcheckedMs\x12\x1d\n" +
+	"\n" +
+	"last_error\x18\x05 \x01(\tR\tlastError\":\n" +
+	"\fDeniedTarget\x12\x18\n" +
+	"\arouting\x18\x01 \x01(\tR\arouting\x12\x10\n" +
+	"\x03url\x18\x02 \x01(\tR\x03url\"\xe3\x01\n" +
 	"\aChecker\x12\x19\n" +
 	"\buntil_ms\x18\x01 \x01(\x03R\auntilMs\x12\x16\n" +
 	"\x06probes\x18\x02 \x03(\tR\x06probes\x12\x1d\n" +
@@ -620,30 +964,39 @@ func file_state_v1_check_proto_rawDescGZIP() []byte {
 	return file_state_v1_check_proto_rawDescData
 }
 
-var file_state_v1_check_proto_msgTypes = make([]protoimpl.MessageInfo, 5)
+var file_state_v1_check_proto_msgTypes = make([]protoimpl.MessageInfo, 10)
 var file_state_v1_check_proto_goTypes = []any{
 	(*Check)(nil),                    // 0: state.v1.Check
 	(*CheckHealth)(nil),              // 1: state.v1.CheckHealth
 	(*CheckSeen)(nil),                // 2: state.v1.CheckSeen
 	(*CheckGroup)(nil),               // 3: state.v1.CheckGroup
-	(*Checker)(nil),                  // 4: state.v1.Checker
-	(v1.Health)(0),                   // 5: controlplane.v1.Health
-	(v1.HealthObservation_Result)(0), // 6: controlplane.v1.HealthObservation.Result
-	(v1.ErrorClass)(0),               // 7: controlplane.v1.ErrorClass
-	(v1.CheckLevel)(0),               // 8: controlplane.v1.CheckLevel
+	(*CheckLane)(nil),                // 4: state.v1.CheckLane
+	(*CheckCap)(nil),                 // 5: state.v1.CheckCap
+	(*ProxyHealth)(nil),              // 6: state.v1.ProxyHealth
+	(*DeniedTarget)(nil),             // 7: state.v1.DeniedTarget
+	(*Checker)(nil),                  // 8: state.v1.Checker
+	nil,                              // 9: state.v1.CheckGroup.LanesEntry
+	(v1.CheckLevel)(0),               // 10: controlplane.v1.CheckLevel
+	(v1.Health)(0),                   // 11: controlplane.v1.Health
+	(v1.HealthObservation_Result)(0), // 12: controlplane.v1.HealthObservation.Result
+	(v1.ErrorClass)(0),               // 13: controlplane.v1.ErrorClass
 }
 var file_state_v1_check_proto_depIdxs = []int32{
-	1, // 0: state.v1.Check.health:type_name -> state.v1.CheckHealth
-	2, // 1: state.v1.Check.seen:type_name -> state.v1.CheckSeen
-	5, // 2: state.v1.CheckHealth.health:type_name -> controlplane.v1.Health
-	6, // 3: state.v1.CheckSeen.result:type_name -> controlplane.v1.HealthObservation.Result
-	7, // 4: state.v1.CheckSeen.error_class:type_name -> controlplane.v1.ErrorClass
-	8, // 5: state.v1.Checker.levels:type_name -> controlplane.v1.CheckLevel
-	6, // [6:6] is the sub-list for method output_type
-	6, // [6:6] is the sub-list for method input_type
-	6, // [6:6] is the sub-list for extension type_name
-	6, // [6:6] is the sub-list for extension extendee
-	0, // [0:6] is the sub-list for field type_name
+	10, // 0: state.v1.Check.level:type_name -> controlplane.v1.CheckLevel
+	1,  // 1: state.v1.Check.health:type_name -> state.v1.CheckHealth
+	2,  // 2: state.v1.Check.seen:type_name -> state.v1.CheckSeen
+	11, // 3: state.v1.CheckHealth.health:type_name -> controlplane.v1.Health
+	12, // 4: state.v1.CheckSeen.result:type_name -> controlplane.v1.HealthObservation.Result
+	13, // 5: state.v1.CheckSeen.error_class:type_name -> controlplane.v1.ErrorClass
+	9,  // 6: state.v1.CheckGroup.lanes:type_name -> state.v1.CheckGroup.LanesEntry
+	7,  // 7: state.v1.ProxyHealth.denied:type_name -> state.v1.DeniedTarget
+	10, // 8: state.v1.Checker.levels:type_name -> controlplane.v1.CheckLevel
+	4,  // 9: state.v1.CheckGroup.LanesEntry.value:type_name -> state.v1.CheckLane
+	10, // [10:10] is the sub-list for method output_type
+	10, // [10:10] is the sub-list for method input_type
+	10, // [10:10] is the sub-list for extension type_name
+	10, // [10:10] is the sub-list for extension extendee
+	0,  // [0:10] is the sub-list for field type_name
 }
 
 func init() { file_state_v1_check_proto_init() }
@@ -657,7 +1010,7 @@ func file_state_v1_check_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_state_v1_check_proto_rawDesc), len(file_state_v1_check_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   5,
+			NumMessages:   10,
 			NumExtensions: 0,
 			NumServices:   0,
 		},
