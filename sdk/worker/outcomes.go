@@ -34,7 +34,7 @@ type Outcome struct {
 	Success    bool
 	Class      controlplanev1.ErrorClass
 	Latency    time.Duration
-	Status     int
+	Status     int // of HTTP; what is none, as the reply of a SOCKS5 proxy, is left out
 	TargetHost string
 	At         time.Time // zero = now
 }
@@ -240,11 +240,19 @@ func (s *session) newBatch(sequence uint64, list []Outcome) *controlplanev1.Outc
 	for _, o := range list {
 		b.Outcomes = append(b.Outcomes, &controlplanev1.Outcome{
 			ProxyId: o.ProxyID, Routing: o.Routing, Stage: o.Stage, Success: o.Success, ErrorClass: o.Class,
-			LatencyMs: uint32(min(max(0, o.Latency.Milliseconds()), math.MaxUint32)), Status: uint32(max(0, min(o.Status, 999))),
+			LatencyMs: uint32(min(max(0, o.Latency.Milliseconds()), math.MaxUint32)), Status: httpStatus(o.Status),
 			UnixMs: o.At.UnixMilli(), TargetHost: text(o.TargetHost, maxHostName),
 		})
 	}
 	return b
+}
+
+// httpStatus is a status that a message may have; 0 = none.
+func httpStatus(n int) uint32 {
+	if n < 100 || n > 599 {
+		return 0
+	}
+	return uint32(n)
 }
 
 // text is a string that a message may have.

@@ -2,6 +2,7 @@ package worker_test
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -62,8 +63,22 @@ func TestOutcomes(t *testing.T) {
 		if s := w.Stats(); s.Dropped != 1 {
 			t.Errorf("%d dropped", s.Dropped)
 		}
-		w.Report(worker.Outcome{ProxyID: "odd", Stage: controlplanev1.Outcome_STAGE_DIAL, Latency: -time.Second, Status: -5, TargetHost: "\xff" + strings.Repeat("x", 300)})
-		after(t, 3*time.Second, "odd values arrive", func() bool { return w.Stats().Reported == n+1 })
+		// A host refuses a batch for a status that is none, and a worker whose batch is
+		// refused so ends: the replies of SOCKS5 are 1 to 8, and proxies may answer with 999.
+		odd := []int{-5, 4, 99, 100, 599, 600, 999}
+		for _, status := range odd {
+			w.Report(worker.Outcome{ProxyID: "odd", Stage: controlplanev1.Outcome_STAGE_DIAL, Latency: -time.Second, Status: status, TargetHost: "\xff" + strings.Repeat("x", 300)})
+		}
+		after(t, 3*time.Second, "odd values arrive", func() bool { return w.Stats().Reported == n+uint64(len(odd)) })
+		var statuses []uint32
+		d.with(func() {
+			for _, o := range d.batches[len(d.batches)-1].GetOutcomes() {
+				statuses = append(statuses, o.GetStatus())
+			}
+		})
+		if want := []uint32{0, 0, 0, 100, 599, 0, 0}; !slices.Equal(statuses, want) {
+			t.Errorf("the statuses %v arrive as %v, want %v", odd, statuses, want)
+		}
 	})
 }
 
