@@ -40,6 +40,7 @@ const (
 	reportPause  = 20 * time.Millisecond // results within are one report
 	reportMost   = 512                   // of one report
 	leaseWay     = 5 * time.Second       // that a lease lasts beyond its task's deadline
+	lastReport   = time.Second           // at the end, for what was seen up to then
 	leastWait    = 100 * time.Millisecond
 	mostWait     = 5 * time.Second
 )
@@ -101,7 +102,8 @@ func New(c Config) *Session {
 func (s *Session) Connected() bool { return s.connected.Load() }
 
 // Run works until ctx ends. Then no task is begun any more, those under way end within
-// limit, and what they saw is reported. An error is one that no retry changes.
+// limit, and what they saw is reported, if the control plane takes it within a second
+// more. An error is one that no retry changes.
 func (s *Session) Run(ctx context.Context, limit time.Duration) error {
 	hosts, err := s.dial()
 	if err != nil {
@@ -119,18 +121,22 @@ func (s *Session) Run(ctx context.Context, limit time.Duration) error {
 
 	checking, stop := context.WithCancel(context.WithoutCancel(ctx))
 	defer stop()
+	reporting, giveUp := context.WithCancel(context.WithoutCancel(ctx))
+	defer giveUp()
 	var workers, reporter sync.WaitGroup
 	taking := make(chan struct{}) // closed when no task is begun any more
 	for range s.config.MaxInFlight {
 		workers.Go(func() { s.work(checking, taking) })
 	}
-	reporter.Go(func() { s.report(api) })
+	reporter.Go(func() { s.report(reporting, api) })
 	err = s.stay(ctx, api, func() { at.Add(1) })
 	s.connected.Store(false)
 	close(taking)
 	late := time.AfterFunc(limit, stop)
+	defer late.Stop()
+	last := time.AfterFunc(limit+lastReport, giveUp)
+	defer last.Stop()
 	workers.Wait()
-	late.Stop()
 	close(s.done)
 	reporter.Wait()
 	if ctx.Err() != nil && !errors.Is(err, errFatal) {
@@ -330,7 +336,7 @@ func (s *Session) check(ctx context.Context, t *controlplanev1.CheckTask) *contr
 }
 
 // report sends what was seen, gathered over a moment, until done is closed.
-func (s *Session) report(api func() controlplanev1.CheckerControlPlaneClient) {
+func (s *Session) report(ctx context.Context, api func() controlplanev1.CheckerControlPlaneClient) {
 	for r := range s.done {
 		batch := []result{r}
 		for late := time.After(reportPause); len(batch) < reportMost; {
@@ -344,13 +350,13 @@ func (s *Session) report(api func() controlplanev1.CheckerControlPlaneClient) {
 			}
 			break
 		}
-		s.send(api, batch)
+		s.send(ctx, api, batch)
 	}
 }
 
-// send reports a batch until the control plane has it, or nobody wants it any more. The
-// same report again counts once.
-func (s *Session) send(api func() controlplanev1.CheckerControlPlaneClient, batch []result) {
+// send reports a batch until the control plane has it, nobody wants it any more, or ctx
+// ends. The same report again counts once.
+func (s *Session) send(ctx context.Context, api func() controlplanev1.CheckerControlPlaneClient, batch []result) {
 	req := &controlplanev1.ReportObservationsRequest{CheckerId: s.config.CheckerID}
 	until := batch[0].until
 	for _, r := range batch {
@@ -360,8 +366,8 @@ func (s *Session) send(api func() controlplanev1.CheckerControlPlaneClient, batc
 		}
 	}
 	for wait := leastWait; ; wait = min(2*wait, mostWait) {
-		ctx, cancel := context.WithTimeout(context.Background(), callTimeout)
-		resp, err := api().ReportObservations(ctx, req)
+		limited, cancel := context.WithTimeout(ctx, callTimeout)
+		resp, err := api().ReportObservations(limited, req)
 		cancel()
 		if err == nil {
 			for _, r := range resp.Receipts {
@@ -375,11 +381,14 @@ func (s *Session) send(api func() controlplanev1.CheckerControlPlaneClient, batc
 			return
 		}
 		gone := errors.Is(verdict(err, true), errFatal) && status.Code(err) != codes.FailedPrecondition
-		if gone || time.Now().Add(wait).After(until) {
+		if gone || ctx.Err() != nil || time.Now().Add(wait).After(until) {
 			s.Lost.Add(int64(len(batch)))
 			s.config.Log.Warn("observations are lost: their tasks are checked again", "observations", len(batch), "error", err)
 			return
 		}
-		time.Sleep(wait/2 + rand.N(wait/2))
+		select {
+		case <-time.After(wait/2 + rand.N(wait/2)):
+		case <-ctx.Done(): // the next try fails at once
+		}
 	}
 }
