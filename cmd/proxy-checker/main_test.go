@@ -3,6 +3,7 @@ package main
 import (
 	"bytes"
 	"context"
+	"crypto/sha256"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -30,6 +31,7 @@ import (
 	"github.com/dodona-project/dodona/builtin"
 	"github.com/dodona-project/dodona/host"
 	"github.com/dodona-project/dodona/host/config"
+	"github.com/dodona-project/dodona/plugins/lock"
 	"github.com/dodona-project/dodona/sdk/plugin"
 	"github.com/dodona-project/dodona/sdk/worker/proxytest"
 )
@@ -294,7 +296,8 @@ func TestCheckerKilled(t *testing.T) {
 	t.Logf("all were checked %s after the kill", time.Since(began))
 }
 
-// TestNewProbe: a probe that is dropped into a running checker is used, with no restart.
+// TestNewProbe: a probe that is dropped into a running checker is used once it is pinned,
+// and not before, with no restart.
 func TestNewProbe(t *testing.T) {
 	p, dir := startPlane(t, nil), t.TempDir()
 	c := startChecker(t, p, "paris", "-plugin-dir", dir)
@@ -307,9 +310,18 @@ func TestNewProbe(t *testing.T) {
 	fatal(t, os.MkdirAll(folder, 0o755))
 	fatal(t, os.WriteFile(filepath.Join(folder, "part"), exe, 0o755))
 	fatal(t, os.Rename(filepath.Join(folder, "part"), filepath.Join(folder, newProbe)))
+	eventually(t, "what is not pinned is refused", func() bool { return strings.Contains(c.stderr.String(), "not pinned does not run") })
+	if n := len(p.in("NEW")); n != 3 {
+		t.Errorf("%d proxies are not checked before the probe is pinned, want 3", n)
+	}
+	// As dona plugin lock does.
+	pins := new(lock.Lock).With(lock.Entry{Name: newProbe, Version: "1.0.0", Kind: "probe", Platforms: map[string]string{
+		runtime.GOOS + "_" + runtime.GOARCH: fmt.Sprintf("sha256:%x", sha256.Sum256(exe)),
+	}})
 	began := time.Now()
+	fatal(t, lock.Write(filepath.Join(dir, lock.Name), pins))
 	eventually(t, "the proxies are available", func() bool { return len(p.in("AVAILABLE")) == 3 })
-	t.Logf("%s after it was dropped in", time.Since(began))
+	t.Logf("%s after it was pinned", time.Since(began))
 	if pid := c.Process.Pid; c.Process.Signal(syscall.Signal(0)) != nil {
 		t.Errorf("process %d is gone", pid)
 	}

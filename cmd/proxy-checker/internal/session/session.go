@@ -169,7 +169,7 @@ func (s *Session) stay(ctx context.Context, api func() controlplanev1.CheckerCon
 		s.connected.Store(false)
 		switch {
 		case ctx.Err() != nil:
-			return nil
+			return nil //nolint:nilerr // that is why
 		case errors.Is(err, errFatal):
 			return err
 		}
