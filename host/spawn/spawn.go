@@ -108,6 +108,9 @@ func (s *Spawner) Start(name, path string, args, environ []string, log io.WriteC
 	return c, nil
 }
 
+// Name is what it was started as.
+func (c *Child) Name() string { return c.name }
+
 // PID is the process's id.
 func (c *Child) PID() int { return c.cmd.Process.Pid }
 
