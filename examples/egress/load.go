@@ -3,17 +3,18 @@ package main
 import (
 	"context"
 	"fmt"
-	"net"
+	"net/http"
 	"slices"
 	"sync"
 	"time"
 )
 
 // load is requests of all clients, all the time. A request goes to the gateway that its
-// loop prefers, or to the other one when nobody listens there: what a balancer does, and
-// no second try of a request that failed. It is safe for concurrent use.
+// loop prefers, or to the other one while that is not ready: what a balancer does, and no
+// second try of a request that failed. It is safe for concurrent use.
 type load struct {
-	gateways [2]string
+	gateways [2]*gateway
+	admin    *http.Client
 
 	mu   sync.Mutex
 	sent []sent
@@ -67,7 +68,7 @@ func (l *load) loop(ctx, life context.Context, c client, prefer int, names []str
 // one sends one request.
 func (l *load) one(ctx context.Context, c client, prefer int, upstream string, secure bool) {
 	r := sent{client: c.name, upstream: upstream, gateway: prefer, began: time.Now()}
-	if !listens(l.gateways[prefer]) {
+	if !l.ready(ctx, prefer) {
 		r.gateway = 1 - prefer
 	}
 	scheme := "http"
@@ -79,7 +80,7 @@ func (l *load) one(ctx context.Context, c client, prefer int, upstream string, s
 		path = "/slow"
 	}
 	r.secure = secure
-	r.exit, r.err = c.send(ctx, l.gateways[r.gateway], scheme+"://"+upstream+hostSuffix+path)
+	r.exit, r.err = c.send(ctx, l.gateways[r.gateway].listen, scheme+"://"+upstream+hostSuffix+path)
 	r.ended = time.Now()
 	if ctx.Err() != nil {
 		return // it was ended
@@ -89,14 +90,11 @@ func (l *load) one(ctx context.Context, c client, prefer int, upstream string, s
 	l.sent = append(l.sent, r)
 }
 
-// listens reports whether somebody takes a connection.
-func listens(address string) bool {
-	c, err := net.DialTimeout("tcp", address, time.Second)
-	if err != nil {
-		return false
-	}
-	_ = c.Close()
-	return true
+// ready reports whether a gateway answers that it is.
+func (l *load) ready(ctx context.Context, gateway int) bool {
+	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
+	defer cancel()
+	return l.gateways[gateway].ready(ctx, l.admin) == nil
 }
 
 // all is what was sent so far.

@@ -180,7 +180,7 @@ func (s *stage) first(ctx context.Context) error {
 			}
 		}
 	}
-	s.load = &load{gateways: [2]string{s.gateways[0].listen, s.gateways[1].listen}}
+	s.load = &load{gateways: s.gateways, admin: s.admin}
 	sending, stopLoad := context.WithCancel(context.WithoutCancel(ctx))
 	life, killLoad := context.WithCancel(context.WithoutCancel(ctx))
 	s.stopLoad, s.killLoad = stopLoad, killLoad

@@ -268,21 +268,24 @@ func (s *stage) startGateway(g *gateway) (err error) {
 }
 
 func (s *stage) gatewayReady(ctx context.Context, g *gateway) error {
-	return s.until(ctx, 20*time.Second, g.name+" to be ready", func(ctx context.Context) error {
-		r, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+g.admin+"/readyz", nil)
-		if err != nil {
-			return err
-		}
-		answer, err := s.admin.Do(r)
-		if err != nil {
-			return err
-		}
-		defer answer.Body.Close()
-		if text, _ := io.ReadAll(io.LimitReader(answer.Body, 1<<10)); answer.StatusCode != http.StatusOK {
-			return fmt.Errorf("it answers %d %s", answer.StatusCode, bytes.TrimSpace(text))
-		}
-		return nil
-	}, g.child)
+	return s.until(ctx, 20*time.Second, g.name+" to be ready", func(ctx context.Context) error { return g.ready(ctx, s.admin) }, g.child)
+}
+
+// ready asks the gateway itself; nil when it is.
+func (g *gateway) ready(ctx context.Context, client *http.Client) error {
+	r, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+g.admin+"/readyz", nil)
+	if err != nil {
+		return err
+	}
+	answer, err := client.Do(r)
+	if err != nil {
+		return err
+	}
+	defer answer.Body.Close()
+	if text, _ := io.ReadAll(io.LimitReader(answer.Body, 1<<10)); answer.StatusCode != http.StatusOK {
+		return fmt.Errorf("it answers %d %s", answer.StatusCode, bytes.TrimSpace(text))
+	}
+	return nil
 }
 
 // dialHost makes a connection that comes back quickly.
