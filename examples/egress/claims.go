@@ -112,6 +112,8 @@ func (s *stage) requests() []claim {
 			wrong = append(wrong, fmt.Sprintf("%s for %s came from %q", r.client, r.upstream, r.exit))
 		case r.err == nil && r.client == "git" && r.exit != gitCommit:
 			wrong = append(wrong, fmt.Sprintf("git read %q", r.exit))
+		case r.err != nil && r.unclear(s.kills):
+			wrong = append(wrong, "no status: "+r.String())
 		case r.err != nil && r.excused(s.kills):
 			failed++
 			excused[r.String()]++

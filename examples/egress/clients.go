@@ -132,7 +132,15 @@ func get(ctx context.Context, c *http.Client, gateway, address string) (string, 
 	case err != nil:
 		return "", err
 	case answer.StatusCode != http.StatusOK:
-		return "", fmt.Errorf("status %d: %s", answer.StatusCode, strings.TrimSpace(string(text)))
+		return "", statusError{answer.StatusCode, strings.TrimSpace(string(text))}
 	}
 	return strings.TrimSpace(string(text)), nil
 }
+
+// statusError is an answer that is none of what was asked for.
+type statusError struct {
+	code int
+	text string
+}
+
+func (e statusError) Error() string { return fmt.Sprintf("status %d: %s", e.code, e.text) }

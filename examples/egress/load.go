@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net/http"
 	"slices"
@@ -119,8 +120,9 @@ func (l *load) between(from, to time.Time) (some []sent, failed int) {
 
 // kill is a kill -9 that requests had to live with.
 type kill struct {
-	what string
-	at   time.Time
+	what    string
+	at      time.Time
+	gateway bool
 }
 
 // excused reports whether a request that failed had been sent when something was killed,
@@ -129,6 +131,15 @@ func (r *sent) excused(kills []kill) bool {
 	return slices.ContainsFunc(kills, func(k kill) bool {
 		return r.ended.After(k.at) && r.began.Before(k.at.Add(time.Second))
 	})
+}
+
+// unclear reports whether a request that failed should have had an answer from its
+// gateway, and had none: its gateway lived, and no tunnel was cut, whose client speaks with
+// the target.
+func (r *sent) unclear(kills []kill) bool {
+	lived := !slices.ContainsFunc(kills, func(k kill) bool { return k.gateway && r.excused([]kill{k}) })
+	var status statusError
+	return lived && r.client == "Go" && !r.secure && !errors.As(r.err, &status)
 }
 
 func (r *sent) String() string {

@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net/http"
 	"os"
@@ -203,9 +204,9 @@ func (s *stage) byExit(exit string) *proxy {
 }
 
 // note remembers a kill, and when it was.
-func (s *stage) note(what string) time.Time {
+func (s *stage) note(what string, gateway bool) time.Time {
 	now := time.Now()
-	s.kills = append(s.kills, kill{what, now})
+	s.kills = append(s.kills, kill{what, now, gateway})
 	return now
 }
 
@@ -213,7 +214,16 @@ func (s *stage) note(what string) time.Time {
 func (s *stage) killProxy(ctx context.Context) error {
 	s.story.chapter("3. An upstream proxy is killed")
 	p := s.proxies[0]
-	dead := s.note(p.name)
+	err := s.until(ctx, 20*time.Second, "a request through "+p.name, func(context.Context) error {
+		if !p.target.busy() {
+			return errors.New("none is under way")
+		}
+		return nil
+	})
+	if err != nil {
+		return err
+	}
+	dead := s.note(p.name, false)
 	p.child.Kill()
 	s.story.tell("kill -9 %d: %s of upstream %s is gone", p.child.PID(), p.name, p.upstream)
 	state := func(ctx context.Context, well bool) error {
@@ -253,7 +263,7 @@ func (s *stage) killProxy(ctx context.Context) error {
 func (s *stage) killGateway(ctx context.Context) error {
 	s.story.chapter("4. A gateway is killed")
 	g := s.gateways[0]
-	s.facts.gatewayDead = s.note(g.name)
+	s.facts.gatewayDead = s.note(g.name, true)
 	g.child.Kill()
 	s.story.tell("kill -9 %d: %s is gone, and with it all that it had open", g.child.PID(), g.name)
 	if err := sleep(ctx, 1500*time.Millisecond); err != nil {
@@ -292,7 +302,7 @@ func (s *stage) killHost(ctx context.Context) (err error) {
 	if s.facts.ownersBefore, err = s.owners(ctx); err != nil {
 		return err
 	}
-	s.facts.hostDead = s.note("the host")
+	s.facts.hostDead = s.note("the host", false)
 	s.host.Kill()
 	s.story.tell("kill -9 %d: there is no control plane", s.host.PID())
 	if err := sleep(ctx, hostAway); err != nil {

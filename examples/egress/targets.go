@@ -31,6 +31,7 @@ type target struct {
 	got     int       // requests, without those that are held and those of checks
 	last    time.Time // when the last of them came
 	holding int
+	slow    int           // answers of /slow under way, without TLS
 	release chan struct{} // closed: what is held ends
 }
 
@@ -89,6 +90,10 @@ func (t *target) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	case "/repo.git/HEAD":
 		fmt.Fprintln(w, "ref: refs/heads/main")
 	case "/slow":
+		if r.TLS == nil {
+			t.count(1)
+			defer t.count(-1)
+		}
 		select {
 		case <-time.After(slowly):
 		case <-r.Context().Done():
@@ -97,6 +102,19 @@ func (t *target) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	default:
 		fmt.Fprintln(w, t.exit)
 	}
+}
+
+func (t *target) count(n int) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.slow += n
+}
+
+// busy reports whether somebody waits for an answer without TLS.
+func (t *target) busy() bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.slow > 0
 }
 
 func (t *target) hold(w http.ResponseWriter, r *http.Request) {
