@@ -164,6 +164,9 @@ func (p *probes) Check(ctx context.Context, name string, config *structpb.Struct
 	return p.facade.Check(ctx, name, config, req)
 }
 
+// Names implements check.Namer.
+func (p *probes) Names() []string { return p.host.Names(plugins.KindProbe) }
+
 // check judges the probe that a policy names, and its config.
 func (p *probes) check(ctx context.Context, name string, config *structpb.Struct) error {
 	return judged("probe", name, p.facade.Validate(ctx, name, config))

@@ -41,14 +41,14 @@ func TestPool(t *testing.T) {
 	_, err = pools.PublishConfig(ctx, &controlplanev1.PublishConfigRequest{Yaml: `
 cluster: {id: c1}
 upstreams:
-  - {name: dc, protocol: http, secretRef: "file:dc", source: {type: static, proxies: [192.0.2.1:3128, 192.0.2.2:3128]}}
-  - {name: spare, protocol: socks5, source: {type: file, path: spare.txt, format: lines, interval: 1s}}
+  - {name: dc, protocol: http, check: {basic: false}, secretRef: "file:dc", source: {type: static, proxies: [192.0.2.1:3128, 192.0.2.2:3128]}}
+  - {name: spare, protocol: socks5, check: {basic: false}, source: {type: file, path: spare.txt, format: lines, interval: 1s}}
 routings:
   - {name: all, upstreams: [{name: dc}, {name: spare}], strategy: least-connections}
 `})
 	check(t, err)
 	until(t, "the listed proxies", func() bool {
-		resp, err := pools.ListProxies(ctx, &controlplanev1.ListProxiesRequest{State: "NEW"})
+		resp, err := pools.ListProxies(ctx, &controlplanev1.ListProxiesRequest{})
 		check(t, err)
 		versions := 0
 		for _, p := range resp.Proxies {
@@ -61,7 +61,7 @@ routings:
 		want               int
 	}{
 		{"GET", "/v1/availability", "", http.StatusOK},
-		{"POST", "/v1/extractions", `{"upstream":"dc","count":1}`, http.StatusServiceUnavailable}, // nothing is checked yet
+		{"POST", "/v1/extractions", `{"upstream":"dc","count":1}`, http.StatusServiceUnavailable}, // no check of them succeeds
 		{"POST", "/v1/extractions", `{"upstream":"dc","count":101}`, http.StatusBadRequest},
 		{"GET", "/v1/extractions/nope", "", http.StatusNotFound},
 	} {

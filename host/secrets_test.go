@@ -5,6 +5,7 @@ import (
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
+	"errors"
 	"fmt"
 	"io"
 	"io/fs"
@@ -130,11 +131,11 @@ func noSecretStays(t *testing.T, flags map[string]string) *told {
 	document := `
 cluster: {id: c1}
 upstreams:
-  - {name: dc, protocol: http, secretRef: "file:dc", source: {type: static, proxies: [192.0.2.1:3128, 192.0.2.2:3128]}}
-  - {name: dc2, protocol: http, secretRef: "env:PROXY_POOL_SECRET_DC2", source: {type: static, proxies: [192.0.2.3:3128]}}
-  - {name: odd, protocol: http, secretRef: "file:odd", source: {type: static, proxies: [192.0.2.4:3128]}}
-  - {name: vendor, protocol: socks5, source: {type: file, path: vendor.txt, interval: 1s}}
-  - {name: fetched, protocol: http, source: {type: http, url: "` + lists.URL + `/list", interval: 1s}}
+  - {name: dc, protocol: http, check: {basic: false}, secretRef: "file:dc", source: {type: static, proxies: [192.0.2.1:3128, 192.0.2.2:3128]}}
+  - {name: dc2, protocol: http, check: {basic: false}, secretRef: "env:PROXY_POOL_SECRET_DC2", source: {type: static, proxies: [192.0.2.3:3128]}}
+  - {name: odd, protocol: http, check: {basic: false}, secretRef: "file:odd", source: {type: static, proxies: [192.0.2.4:3128]}}
+  - {name: vendor, protocol: socks5, check: {basic: false}, source: {type: file, path: vendor.txt, interval: 1s}}
+  - {name: fetched, protocol: http, check: {basic: false}, source: {type: http, url: "` + lists.URL + `/list", interval: 1s}}
 routings:
   - {name: all, upstreams: [{name: dc}, {name: dc2}, {name: odd}, {name: vendor}, {name: fetched}]}
 `
@@ -264,7 +265,7 @@ routings:
 	for {
 		chunk, err := backup.Recv()
 		if err != nil {
-			if err != io.EOF && flags == nil {
+			if !errors.Is(err, io.EOF) && flags == nil { // a Redis is copied by its own means
 				t.Errorf("backup: %v", err)
 			}
 			break

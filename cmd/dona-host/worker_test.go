@@ -27,7 +27,7 @@ func TestWorkerWithoutItsHost(t *testing.T) {
 	if _, err := pools.PublishConfig(context.Background(), &controlplanev1.PublishConfigRequest{Yaml: `
 cluster: {id: east}
 upstreams:
-  - {name: dc, protocol: http, source: {type: static, proxies: [192.0.2.1:3128]}}
+  - {name: dc, protocol: http, check: {basic: false}, source: {type: static, proxies: [192.0.2.1:3128]}}
 routings:
   - {name: all, upstreams: [{name: dc}]}
 allocation: {snapshotValidity: 4s, maxStaleAge: 8s}

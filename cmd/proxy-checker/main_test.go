@@ -13,6 +13,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"runtime"
 	"slices"
 	"strings"
@@ -24,14 +25,18 @@ import (
 	controlplanev1 "github.com/dodona-project/dodona/proto/controlplane/v1"
 	pluginv1 "github.com/dodona-project/dodona/proto/plugin/v1"
 	"github.com/hashicorp/go-hclog"
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/spiffe/go-spiffe/v2/spiffetls/tlsconfig"
 	"go.uber.org/goleak"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/credentials/insecure"
 
 	"github.com/dodona-project/dodona/builtin"
 	"github.com/dodona-project/dodona/host"
 	"github.com/dodona-project/dodona/host/config"
 	"github.com/dodona-project/dodona/plugins/lock"
+	"github.com/dodona-project/dodona/sdk/dona/svidtest"
 	"github.com/dodona-project/dodona/sdk/plugin"
 	"github.com/dodona-project/dodona/sdk/worker/proxytest"
 )
@@ -296,8 +301,7 @@ func TestCheckerKilled(t *testing.T) {
 	t.Logf("all were checked %s after the kill", time.Since(began))
 }
 
-// TestNewProbe: a probe that is dropped into a running checker is used once it is pinned,
-// and not before, with no restart.
+// TestNewProbe: a probe that is dropped into a running checker is used, with no restart.
 func TestNewProbe(t *testing.T) {
 	p, dir := startPlane(t, nil), t.TempDir()
 	c := startChecker(t, p, "paris", "-plugin-dir", dir)
@@ -310,18 +314,11 @@ func TestNewProbe(t *testing.T) {
 	fatal(t, os.MkdirAll(folder, 0o755))
 	fatal(t, os.WriteFile(filepath.Join(folder, "part"), exe, 0o755))
 	fatal(t, os.Rename(filepath.Join(folder, "part"), filepath.Join(folder, newProbe)))
-	eventually(t, "what is not pinned is refused", func() bool { return strings.Contains(c.stderr.String(), "not pinned does not run") })
-	if n := len(p.in("NEW")); n != 3 {
-		t.Errorf("%d proxies are not checked before the probe is pinned, want 3", n)
-	}
-	// As dona plugin lock does.
-	pins := new(lock.Lock).With(lock.Entry{Name: newProbe, Version: "1.0.0", Kind: "probe", Platforms: map[string]string{
-		runtime.GOOS + "_" + runtime.GOARCH: fmt.Sprintf("sha256:%x", sha256.Sum256(exe)),
-	}})
+	fatal(t, lock.Write(filepath.Join(dir, lock.Name), new(lock.Lock).With(lock.Entry{Name: newProbe, Version: "1.0.0", Kind: "probe",
+		Platforms: map[string]string{runtime.GOOS + "_" + runtime.GOARCH: fmt.Sprintf("sha256:%x", sha256.Sum256(exe))}})))
 	began := time.Now()
-	fatal(t, lock.Write(filepath.Join(dir, lock.Name), pins))
 	eventually(t, "the proxies are available", func() bool { return len(p.in("AVAILABLE")) == 3 })
-	t.Logf("%s after it was pinned", time.Since(began))
+	t.Logf("%s after it was dropped in", time.Since(began))
 	if pid := c.Process.Pid; c.Process.Signal(syscall.Signal(0)) != nil {
 		t.Errorf("process %d is gone", pid)
 	}
@@ -445,6 +442,93 @@ func TestUsage(t *testing.T) {
 		var stdout, stderr bytes.Buffer
 		if code := run(slices.Concat(base, tc.args), nil, &stdout, &stderr); code != tc.code || !strings.Contains(stderr.String(), tc.says) {
 			t.Errorf("%v: %d %s, want %d and %q", tc.args, code, stderr.String(), tc.code, tc.says)
+		}
+	}
+}
+
+// register is a control plane that keeps who registers.
+type register struct {
+	controlplanev1.UnimplementedCheckerControlPlaneServer
+	who chan *controlplanev1.RegisterCheckerRequest
+}
+
+func (r register) RegisterChecker(_ context.Context, req *controlplanev1.RegisterCheckerRequest) (*controlplanev1.RegisterCheckerResponse, error) {
+	select {
+	case r.who <- req:
+	default:
+	}
+	return &controlplanev1.RegisterCheckerResponse{ProtocolVersion: 1, MaxInFlight: 1}, nil
+}
+
+func (register) StreamCheckTasks(_ *controlplanev1.StreamCheckTasksRequest, stream grpc.ServerStreamingServer[controlplanev1.CheckTask]) error {
+	<-stream.Context().Done()
+	return stream.Context().Err()
+}
+
+// TestAutoIdentity: with mTLS, who the checker is comes from its certificate alone.
+func TestAutoIdentity(t *testing.T) {
+	ca := svidtest.NewCA(t, "prod.example")
+	own := ca.Source("/host/h1")
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	fatal(t, err)
+	server := grpc.NewServer(grpc.Creds(credentials.NewTLS(tlsconfig.MTLSServerConfig(own, own, tlsconfig.AuthorizeAny()))))
+	r := register{who: make(chan *controlplanev1.RegisterCheckerRequest, 1)}
+	controlplanev1.RegisterCheckerControlPlaneServer(server, r)
+	var serving sync.WaitGroup
+	serving.Go(func() { _ = server.Serve(l) })
+	t.Cleanup(func() { server.Stop(); serving.Wait() })
+	dir := t.TempDir()
+	ca.Source("/prod/checker/c7").Write(t, dir)
+	file := filepath.Join(dir, "checker.yaml")
+	fatal(t, os.WriteFile(file, []byte("controlPlane: {checkerTLS: {cert: cert.pem, key: key.pem, ca: bundle.pem}}\n"), 0o600))
+	startChecker(t, &plane{grpc: l.Addr().String()}, "", "-config", file, "-checker-id", "", "-instance-id", "", "-auto-identity")
+	select {
+	case req := <-r.who:
+		if req.CheckerId != "c7" || req.InstanceId != "c7" || len(req.Levels) != 3 || len(req.Probes) == 0 {
+			t.Errorf("it registers as %v", req)
+		}
+	case <-time.After(patience):
+		t.Error("it does not register")
+	}
+	// Others' certificates, and keys that others can read.
+	ca.Source("/prod/worker/w7").Write(t, dir)
+	args := []string{"-config", file, "-control-plane", "127.0.0.1:1", "-auto-identity"}
+	var out, errs bytes.Buffer
+	if code := run(args, nil, &out, &errs); code != exitUsage || !strings.Contains(errs.String(), "/checker/<checker id>") {
+		t.Errorf("with a worker's certificate: %d %s", code, errs.String())
+	}
+	fatal(t, os.Chmod(filepath.Join(dir, "key.pem"), 0o644))
+	errs.Reset()
+	if code := run(args, nil, &out, &errs); code != exitConfig || !strings.Contains(errs.String(), "chmod 600") {
+		t.Errorf("with a key that others can read: %d %s", code, errs.String())
+	}
+}
+
+// TestPage: the page names every flag, variable and metric.
+func TestPage(t *testing.T) {
+	text, err := os.ReadFile("../../docs/checker.md")
+	fatal(t, err)
+	var help, none bytes.Buffer
+	run([]string{"-help"}, nil, &help, &none)
+	want := regexp.MustCompile(`PROXY_POOL_\w+`).FindAllString(help.String(), -1)
+	for _, m := range regexp.MustCompile(`(?m)^  -([a-z-]+)`).FindAllStringSubmatch(help.String(), -1) {
+		if m[1] != "version" {
+			want = append(want, "`-"+m[1]+"`")
+		}
+	}
+	descs := make(chan *prometheus.Desc, 100)
+	metrics{}.Describe(descs)
+	close(descs)
+	for d := range descs {
+		m := regexp.MustCompile(`fqName: "(\w+)", help: "([^"]+)"`).FindStringSubmatch(d.String())
+		want = append(want, "`"+m[1]+"`", m[2])
+	}
+	if len(want) < 20 {
+		t.Errorf("only %d names were found", len(want))
+	}
+	for _, w := range want {
+		if !strings.Contains(string(text), w) {
+			t.Errorf("docs/checker.md has no %s", w)
 		}
 	}
 }

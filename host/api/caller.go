@@ -4,10 +4,12 @@ import (
 	"cmp"
 	"context"
 	"math"
+	"net/netip"
 	"slices"
 	"sync"
 	"time"
 
+	controlplanev1 "github.com/dodona-project/dodona/proto/controlplane/v1"
 	"golang.org/x/time/rate"
 	"google.golang.org/genproto/googleapis/rpc/errdetails"
 	"google.golang.org/grpc/codes"
@@ -90,6 +92,26 @@ func (g *guard) identify(ctx context.Context) (caller, *visitor, error) {
 		return caller{actor: PlaintextActor, roles: everyone}, v, nil
 	}
 	return caller{}, nil, status.Error(codes.Unauthenticated, "the caller has no identity")
+}
+
+// secretive are the methods that answer with credentials of proxies.
+var secretive = map[string]bool{
+	controlplanev1.WorkerControlPlane_WatchSnapshots_FullMethodName:    true,
+	controlplanev1.PoolAdmin_Extract_FullMethodName:                    true,
+	controlplanev1.CheckerControlPlane_StreamCheckTasks_FullMethodName: true,
+}
+
+// overheard refuses to send credentials in plaintext to another machine.
+func (g *guard) overheard(method string, v *visitor) error {
+	if !g.plaintext || !secretive[method] {
+		return nil
+	}
+	if v != nil {
+		if from, err := netip.ParseAddr(v.seat.address); err == nil && from.Unmap().IsLoopback() {
+			return nil
+		}
+	}
+	return status.Error(codes.PermissionDenied, "this host speaks plaintext, in which credentials of proxies go to loopback alone: give the hosts identities, and workers theirs")
 }
 
 func (c caller) may(roles []Role) bool {

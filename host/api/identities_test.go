@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"net/url"
 	"slices"
 	"strings"
@@ -675,6 +676,58 @@ func TestPublishedEnvironment(t *testing.T) {
 		_, err := controlplanev1.NewCheckerControlPlaneClient(e.as(mtls(ca.Source(path)))).RegisterChecker(ctx(t), checkerNamed("c1"))
 		if status.Code(err) != want {
 			t.Errorf("%s: %v, want %s", path, err, want)
+		}
+	}
+}
+
+// elsewhere takes connections as if they came from another machine.
+type elsewhere struct{ net.Listener }
+
+func (l elsewhere) Accept() (net.Conn, error) {
+	c, err := l.Listener.Accept()
+	return abroad{c}, err
+}
+
+type abroad struct{ net.Conn }
+
+func (abroad) RemoteAddr() net.Addr { return &net.TCPAddr{IP: net.IPv4(192, 0, 2, 7), Port: 1} }
+
+// TestPlaintextKeepsCredentials: a host without identities, which whoever runs it has
+// asked for in words, sends credentials of proxies to loopback alone.
+func TestPlaintextKeepsCredentials(t *testing.T) {
+	e := newEdge(t, serving(func(o *api.Options) { o.Dev, o.Plaintext = false, true }))
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	fatal(t, err)
+	go func() { _ = e.server.Serve(elsewhere{l}) }() // ends with the server
+	other, err := grpc.NewClient(l.Addr().String(), grpc.WithTransportCredentials(insecure.NewCredentials()))
+	fatal(t, err)
+	defer func() { _ = other.Close() }()
+	_, err = controlplanev1.NewPoolAdminClient(e.conn).PublishConfig(ctx(t), &controlplanev1.PublishConfigRequest{Yaml: "cluster: {id: c1}\nupstreams: [{name: dc, protocol: http, source: {type: static, proxies: [192.0.2.1:3128]}}]\n"})
+	fatal(t, err)
+	for _, tc := range []struct {
+		from           string
+		conn           *grpc.ClientConn
+		watch, extract codes.Code
+	}{
+		{"loopback", e.conn, codes.OK, codes.ResourceExhausted}, // nothing is available
+		{"another machine", other, codes.PermissionDenied, codes.PermissionDenied},
+	} {
+		workers := controlplanev1.NewWorkerControlPlaneClient(tc.conn)
+		session, err := workers.RegisterWorker(ctx(t), workerNamed("w1"))
+		fatal(t, err)
+		stream, err := workers.WatchSnapshots(ctx(t), &controlplanev1.WatchSnapshotsRequest{WorkerId: "w1", SessionId: session.SessionId})
+		fatal(t, err)
+		if _, err = stream.Recv(); status.Code(err) != tc.watch {
+			t.Errorf("a watch from %s: %v, want %s", tc.from, err, tc.watch)
+		}
+		_, err = controlplanev1.NewPoolAdminClient(tc.conn).Extract(ctx(t), &controlplanev1.ExtractRequest{IdempotencyKey: "k", Upstream: "dc", Count: 1})
+		if status.Code(err) != tc.extract {
+			t.Errorf("an extraction from %s: %v, want %s", tc.from, err, tc.extract)
+		}
+		tasks, err := controlplanev1.NewCheckerControlPlaneClient(tc.conn).StreamCheckTasks(ctx(t), &controlplanev1.StreamCheckTasksRequest{CheckerId: "k1", InstanceId: "i1", MaxInFlight: 1})
+		fatal(t, err)
+		if _, err = tasks.Recv(); (status.Code(err) == codes.PermissionDenied) != (tc.watch == codes.PermissionDenied) {
+			t.Errorf("tasks for %s: %v", tc.from, err)
 		}
 	}
 }

@@ -145,6 +145,9 @@ func (g *guard) admit(ctx context.Context, method string, stream bool, req any) 
 	if g.waiting && needsStore(method) {
 		return ctx, rule, nil, status.Error(codes.Unavailable, "this host waits for its store; its log and status say why: try another host, or again later")
 	}
+	if err := g.overheard(method, v); err != nil {
+		return ctx, rule, nil, err
+	}
 	if err := g.placed(ctx, who, rule); err != nil {
 		return ctx, rule, nil, answer(g.log, method, err)
 	}

@@ -77,6 +77,8 @@ type Sighting struct {
 type Effect struct {
 	Wait   time.Duration // to the next check, before jitter
 	Sooner []string      // tasks of the target, <scope>/<id>, that are due within Rules.Suspect
+	Bad    bool          // the target is not what it was again, whatever this check says
+	Well   []string      // tasks of it that are bad no longer, in lanes without a name
 	Gone   bool          // the target is
 }
 

@@ -23,6 +23,12 @@ type Prober interface {
 	Check(ctx context.Context, plugin string, config *structpb.Struct, req *pluginv1.CheckRequest) (probe.Observation, error)
 }
 
+// A Namer is a Prober that knows which probes it has; its checker is given tasks of those
+// only. One that is none is given all.
+type Namer interface {
+	Names() []string // sorted
+}
+
 const (
 	inFlightMost  = 256 // checks at once
 	inFlightScope = 64  // of one scope, so that one whose targets hang leaves room
@@ -41,7 +47,7 @@ type Checker struct {
 	held map[string]int // checks under way by plane/scope
 	all  int
 
-	freed chan struct{} // one slot: a check ended
+	freed chan struct{} // one slot: a check ended, or was reported
 	done  chan Report
 }
 
@@ -92,7 +98,11 @@ func (c *Checker) claim(ctx context.Context) ([]Task, time.Duration, error) {
 	if free == 0 {
 		return nil, longSleep, nil
 	}
-	tasks, next, err := c.broker.Claim(ctx, Claim{Checker: c.id, Most: free, Scope: inFlightScope, Held: held})
+	ask := Claim{Checker: c.id, Most: free, Scope: inFlightScope, Held: held}
+	if n, ok := c.prober.(Namer); ok {
+		ask.Probes = n.Names()
+	}
+	tasks, next, err := c.broker.Claim(ctx, ask)
 	c.mu.Lock()
 	for _, t := range tasks {
 		c.held[group{t.Plane, t.Scope}.member()]++
@@ -176,6 +186,11 @@ func (c *Checker) reports(ctx context.Context) {
 		cancel()
 		if err != nil {
 			c.failed(ctx, "report", err)
+		}
+		// What was reported leaves room under caps, and may have made others due.
+		select {
+		case c.freed <- struct{}{}:
+		default:
 		}
 	}
 }

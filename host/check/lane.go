@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"time"
 
 	controlplanev1 "github.com/dodona-project/dodona/proto/controlplane/v1"
@@ -23,7 +24,8 @@ func (r Rules) every(ms int64) Rules {
 
 // Brake is since when a lane's brake is on, 0 = it is off. It goes on when more than
 // half of the targets began to fail within one round, and off when no more than half
-// fails. began are the begins of the runs of those that fail, ms.
+// is bad. began are the begins of the last runs of failures of those that are bad, ms:
+// they fail, or are not what they were again.
 func Brake(r Rules, sinceMs int64, targets int, began []int64, now int64) int64 {
 	recent := 0
 	for _, ms := range began {
@@ -52,33 +54,51 @@ func (b *Broker) observe(tx store.Tx, plane Reducer, p place, t *statev1.Check, 
 		return Effect{}, err
 	}
 	effect, err := plane.Observe(tx, s)
+	if err == nil && s.Counts && s.Good {
+		err = b.well(tx, g, t, effect, rules, o.AtMs)
+	}
 	t.Health = s.Run
 	return effect, err
 }
 
-// word is what failures count for now, with this observation.
+// well takes tasks out of those that are bad, after a good check.
+func (b *Broker) well(tx store.Tx, g group, t *statev1.Check, e Effect, r Rules, now int64) error {
+	for _, member := range e.Well {
+		if scope, id, ok := strings.Cut(member, "/"); ok {
+			if err := tx.IndexDelete(group{g.plane, scope}.bad(""), id); err != nil {
+				return err
+			}
+		}
+	}
+	switch {
+	case t.GetHealth().GetFailures() > 0 && !e.Bad:
+		if err := tx.IndexDelete(g.bad(t.Lane), t.Id); err != nil {
+			return err
+		}
+	case len(e.Well) == 0:
+		return nil
+	}
+	record, err := loadGroup(tx, g)
+	if err == nil {
+		_, err = b.brake(tx, g, record, t.Lane, r, now)
+	}
+	return err
+}
+
+// word is what a failure counts for now, this one included.
 func (b *Broker) word(tx store.Tx, g group, t *statev1.Check, s Sighting) (Word, error) {
 	w := Word{Now: s.AtMs}
-	if !s.Counts {
+	if !s.Counts || s.Good {
 		return w, nil
 	}
-	switch fails := s.Run.Failures > 0; {
-	case fails:
-		if err := tx.IndexPut(g.bad(t.Lane), t.Id, uint64(s.Run.FailingMs)); err != nil {
-			return w, err
-		}
-	case t.GetHealth().GetFailures() > 0:
-		if err := tx.IndexDelete(g.bad(t.Lane), t.Id); err != nil {
-			return w, err
-		}
-	default:
-		return w, nil // it was well, and is
+	if err := tx.IndexPut(g.bad(t.Lane), t.Id, uint64(s.Run.FailingMs)); err != nil {
+		return w, err
 	}
 	record, err := loadGroup(tx, g)
 	if err != nil {
 		return w, err
 	}
-	if w.BrakedMs, err = b.brake(tx, g, record, t.Lane, s.Rules, s.AtMs); err != nil || s.Good {
+	if w.BrakedMs, err = b.brake(tx, g, record, t.Lane, s.Rules, s.AtMs); err != nil {
 		return w, err
 	}
 	live, err := liveCheckers(tx, s.AtMs)
@@ -161,13 +181,13 @@ func (b *Broker) count(tx store.Tx, plane Plane, g group, targets []Target) erro
 }
 
 // sooner makes a task due by a time at the latest; one that is leased stays.
-func (b *Broker) sooner(tx store.Tx, p place, by int64) error {
+func (b *Broker) sooner(tx store.Tx, p place, by int64) (moved bool, err error) {
 	t, err := loadCheck(tx, p)
 	if err != nil || t == nil || t.Token != "" || t.DueMs <= by {
-		return err
+		return false, err
 	}
 	t.DueMs = by
-	return saveCheck(tx, p, t)
+	return true, saveCheck(tx, p, t)
 }
 
 // Hurry has tasks of a scope done at once, in the caller's transaction, but not those
@@ -175,14 +195,17 @@ func (b *Broker) sooner(tx store.Tx, p place, by int64) error {
 // for may be wrong, and may be told several times.
 func (b *Broker) Hurry(tx store.Tx, plane, scope string, ids []string) error {
 	now, g := tx.Now().UnixMilli(), group{plane, scope}
+	any := false
 	if err := each(ids, func(id string) error {
 		p := place{plane, scope, id}
 		t, err := loadCheck(tx, p)
 		if err != nil || t == nil || t.GetSeen().GetAtMs() > now-b.o.Rules.Suspect.Milliseconds() {
 			return err
 		}
-		return b.sooner(tx, p, now)
-	}); err != nil {
+		moved, err := b.sooner(tx, p, now)
+		any = any || moved
+		return err
+	}); err != nil || !any {
 		return err
 	}
 	return settle(tx, g)
@@ -224,7 +247,7 @@ func (b *Broker) lookLanes(ctx context.Context, g group) (alarm, unit string, ta
 			failing += len(bad)
 			settled = settled || l.BrakedMs != 0 && 2*len(bad) <= int(l.Targets)
 			if l.BrakedMs != 0 {
-				alarm = fmt.Sprintf("%d of %d fail, and began to within one round of checks: nobody is judged worse by one checker's word while more than half fails", len(bad), l.Targets)
+				alarm = fmt.Sprintf("%d of %d fail or did so just now, and began to within one round of checks: nobody is judged worse by one checker's word while more than half fails", len(bad), l.Targets)
 			}
 		}
 		if settled = settled || failing == 0; settled || fresh {

@@ -30,8 +30,8 @@ func newMetrics(reg prometheus.Registerer) *metrics {
 		moves:        vec("dona_check_moves_total", "to", "Targets that this host's looks took out or brought back."),
 		expired:      counter("dona_check_leases_expired_total", "Tasks given away again because their lease ran out."),
 		failures:     counter("dona_check_failures_total", "Looks, claims and reports that the store made fail; they are tried again."),
-		scopes:       gauge("dona_check_scopes", "Services whose endpoints are checked."),
-		alarms:       gauge("dona_check_alarms", "Services where endpoints that fail are kept in the snapshot."),
+		scopes:       gauge("dona_check_scopes", "Services whose endpoints are checked, and levels of upstreams."),
+		alarms:       gauge("dona_check_alarms", "Services, and levels of upstreams, where who fails is kept, or whose probe nobody has."),
 		inFlight:     gauge("dona_check_inflight", "Checks that this host's checker is making."),
 		overdue: prometheus.NewHistogram(prometheus.HistogramOpts{
 			Name: "dona_check_overdue_seconds", Help: "How long after it was due a task was claimed.",

@@ -137,6 +137,7 @@ func (b *Broker) report(tx store.Tx, checker string, r Report) (moved []group, r
 	o := Observation{Checker: checker, Result: r.Result, IssuedMs: t.IssuedMs, AtMs: now}
 	moved = []group{g}
 	var next time.Duration
+	bad := false
 	if reducer, ok := plane.(Reducer); ok {
 		effect, err := b.observe(tx, reducer, p, t, o, r)
 		if err != nil {
@@ -145,13 +146,16 @@ func (b *Broker) report(tx store.Tx, checker string, r Report) (moved []group, r
 		if effect.Gone {
 			return moved, refusedGone, deleteCheck(tx, p, t)
 		}
-		next = effect.Wait
+		next, bad = effect.Wait, effect.Bad
 		for _, member := range effect.Sooner {
 			if scope, id, ok := strings.Cut(member, "/"); ok {
-				if err := b.sooner(tx, place{p.plane, scope, id}, now+milliseconds(b.drawn(b.o.Rules.Suspect))); err != nil {
+				earlier, err := b.sooner(tx, place{p.plane, scope, id}, now+milliseconds(b.drawn(b.o.Rules.Suspect)))
+				if err != nil {
 					return nil, "", err
 				}
-				moved = append(moved, group{p.plane, scope})
+				if earlier {
+					moved = append(moved, group{p.plane, scope})
+				}
 			}
 		}
 	} else {
@@ -171,7 +175,7 @@ func (b *Broker) report(tx store.Tx, checker string, r Report) (moved []group, r
 	if err := saveCheck(tx, p, t); err != nil {
 		return nil, "", err
 	}
-	if failing(t.Health) || t.Health.Out {
+	if failing(t.Health) || t.Health.Out || bad {
 		return moved, "", tx.IndexPut(troubleIndex, g.member(), 0)
 	}
 	return moved, "", nil

@@ -172,7 +172,7 @@ func Settings() []Setting {
 				return nil
 			}},
 		{Key: "grpc.plaintext", Flag: "grpc-plaintext", Default: "never",
-			Help: "never, or anyone-who-connects-is-an-operator: no TLS and no identities, for networks where nobody else is",
+			Help: "never, or anyone-who-connects-is-an-operator: no TLS and no identities, for networks where nobody else is; credentials of proxies go to loopback alone even so",
 			set: func(c *Config, v string) error {
 				if v != "never" && v != plaintextWords {
 					return fmt.Errorf("is %q: allowed are never and %s", short(v), plaintextWords)

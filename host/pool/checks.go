@@ -265,8 +265,12 @@ func (p *Pool) Observe(tx store.Tx, o check.Sighting) (check.Effect, error) {
 			return effect, err
 		}
 	}
+	effect.Bad = health.Bad(after, seen)
 	if after.State != before.State {
 		effect.Sooner = siblings(have, u, proxy.Id, after.State)
+		if after.State == ownership.Available {
+			effect.Well = vital(u.Name, proxy.Id)
+		}
 	}
 	return effect, p.found(tx, have, proxy, after, o.EgressIP, o.AtMs)
 }
@@ -294,7 +298,12 @@ func siblings(have *published, u *poolconfig.Upstream, id string, state controlp
 		}
 		return tasks
 	}
-	return []string{scopeOf(u.Name, basicScope) + "/" + id, scopeOf(u.Name, egressScope) + "/" + id}
+	return vital(u.Name, id)
+}
+
+// vital are the checks of a proxy that its state comes from.
+func vital(upstream, id string) []string {
+	return []string{scopeOf(upstream, basicScope) + "/" + id, scopeOf(upstream, egressScope) + "/" + id}
 }
 
 // doubtAfter is how many of a proxy's uses in one batch have to fail, and none succeed,

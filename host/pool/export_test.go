@@ -8,6 +8,9 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
+// RefreshAfter is when a snapshot is sent again that has not changed.
+var RefreshAfter = refreshAfter
+
 // OpenStream is the first step of Watch.
 func (p *Pool) OpenStream(ctx context.Context, req *controlplanev1.WatchSnapshotsRequest) (string, error) {
 	return p.openStream(ctx, req)

@@ -129,6 +129,30 @@ type handRead struct {
 
 func (t handRead) Now() time.Time { return t.clock.now() }
 
+const overRedis = "TestOverRedis/"
+
+// sharedServer is what newWorld has its stores on, in tests below TestOverRedis.
+var sharedServer *redistest.Server
+
+// TestOverRedis runs the tests of single hosts on Redis, whose clock is set by hand.
+func TestOverRedis(t *testing.T) {
+	sharedServer = redistest.Start(t, redistest.Safe...)
+	defer func() { sharedServer = nil }()
+	for name, test := range map[string]func(*testing.T){
+		"RuntimeFence": TestRuntimeFence, "Acknowledgements": TestAcknowledgements, "ReplacedSession": TestReplacedSession, "OutcomeFence": TestOutcomeFence,
+		"AcknowledgeDrain": TestAcknowledgeDrain, "ReplacedWhileDraining": TestReplacedWhileDraining, "ForceRelease": TestForceRelease,
+		"ForceReleaseByWhatItWasTold": TestForceReleaseByWhatItWasTold, "LeavingWithoutItsUpstream": TestLeavingWithoutItsUpstream, "Import": TestImport,
+		"HeldAfterItsEnd": TestHeldAfterItsEnd, "Register": TestRegister, "DrainThenExtract": TestDrainThenExtract, "Deltas": TestDeltas,
+		"Credentials": TestCredentials, "NewCredential": TestNewCredential, "Plans": TestPlans, "ExtractKeys": TestExtractKeys,
+		"ExtractOnlyWhatMay": TestExtractOnlyWhatMay, "Shortfall": TestShortfall, "HundredExtractors": TestHundredExtractors,
+		"Refresh": TestRefresh, "Coalesced": TestCoalesced, "RoutingsKeepTheirOrder": TestRoutingsKeepTheirOrder,
+		"ObservedAtDecidesNothing": TestObservedAtDecidesNothing, "NoReportNoRoom": TestNoReportNoRoom, "LongSession": TestLongSession,
+		"NothingIsSentThatIsOver": TestNothingIsSentThatIsOver,
+	} {
+		t.Run(name, test)
+	}
+}
+
 // TestModelOverRedis is TestModel with two hosts that have a store each, over one
 // Redis.
 func TestModelOverRedis(t *testing.T) {

@@ -69,6 +69,9 @@ type world struct {
 func newWorld(t testing.TB) *world {
 	t.Helper()
 	clk := newClock()
+	if sharedServer != nil && strings.HasPrefix(t.Name(), overRedis) {
+		return worldOver(t, byHand{openShared(t, sharedServer, strings.ToLower(t.Name()[len(overRedis):]), "one"), clk}, clk)
+	}
 	st := memory(clk)
 	t.Cleanup(func() { _ = st.Close() })
 	return worldOver(t, st, clk)
@@ -347,6 +350,16 @@ func (x *worker) report(edit ...func(*controlplanev1.ReportRuntimeRequest)) *con
 	resp, err := x.send(req)
 	x.must(err)
 	return resp
+}
+
+// lives has time pass for a worker that reports: in steps that are small beside what a
+// session lasts, because whoever reads it just then reads how it was some steps ago.
+func (x *worker) lives(d time.Duration) {
+	x.t.Helper()
+	for ; d > 0; d -= 5 * time.Second {
+		x.clock.advance(min(d, 5*time.Second))
+		x.report()
+	}
 }
 
 func has(s *controlplanev1.WorkerSnapshot, id string) bool {

@@ -462,8 +462,9 @@ func TestManyOtherFilesAreInTheWayOfNobody(t *testing.T) {
 // Files that never say what they are keep nobody else from being asked, and a
 // host that is made asks nobody.
 func TestFilesThatHangHoldNobodyUp(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
-	for i := range 24 {
+	for i := range 10 {
 		script(t, dir, "hangs-"+strconv.Itoa(i), "1.0.0", "#!/bin/sh\nexec sleep 600\n")
 	}
 	script(t, dir, "mine", "1.0.0", says("mine", kindAnalysis))
@@ -480,7 +481,7 @@ func TestFilesThatHangHoldNobodyUp(t *testing.T) {
 			}
 		}
 		t.Logf("%d listed after %v", len(ids), time.Since(began))
-		return len(ids) == 25 && slices.Contains(ids, analysisID("mine"))
+		return len(ids) == 11 && slices.Contains(ids, analysisID("mine"))
 	})
 }
 

@@ -255,7 +255,10 @@ func TestFilesThatAreNoPlugins(t *testing.T) {
 					settings, kind = map[plugins.ID]plugins.PluginConfig{id: {Required: true}}, plugins.KindAnalysis
 				}
 				h := newHost(t, dir, settings)
-				until(t, "it to be rejected", func() bool { return h.status(kind, name).GetState() == "rejected" })
+				until(t, "it to be rejected", func() bool {
+					s, err := h.Status(kind, name) // not known before it had its turn to be asked
+					return err == nil && s.GetState() == "rejected"
+				})
 				s := h.status(kind, name)
 				if !strings.Contains(s.GetReason(), path) || !strings.Contains(s.GetReason(), tc.want) || s.GetSource() != "file" || s.GetPid() != 0 {
 					t.Errorf("status %v, want %q", s, tc.want)

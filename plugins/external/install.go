@@ -2,12 +2,12 @@ package external
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io/fs"
 	"os"
 	"path"
 	"path/filepath"
+	"strings"
 
 	"github.com/dodona-project/dodona/plugins"
 	"github.com/dodona-project/dodona/plugins/image"
@@ -35,18 +35,21 @@ func (d *Dir) Install(ctx context.Context, run plugins.Run, from string, replace
 	if _, err := d.Pins(); err != nil {
 		return Installed{}, err
 	}
-	stage, err := os.MkdirTemp(d.path, ".install-*") // on the same file system, and no plugin's name
-	if err != nil {
-		return Installed{}, fmt.Errorf("plugin directory %s: %w", d.path, unwrapped(err))
-	}
-	defer func() { _ = os.RemoveAll(stage) }()
-	entry, err := copyIn(from, filepath.Join(stage, "new"))
+	stage, err := d.stage(ctx)
 	if err != nil {
 		return Installed{}, err
 	}
-	said, digest, err := d.examine(ctx, run, path.Join(filepath.Base(stage), "new", entry), d.platform)
+	defer stage.remove()
+	entry, err := copyIn(from, filepath.Join(stage.path, "new"))
 	if err != nil {
-		return Installed{}, fmt.Errorf("%s is not installed: %w", from, err)
+		return Installed{}, err
+	}
+	copied := path.Join(filepath.Base(stage.path), "new")
+	said, digest, err := d.examine(ctx, run, path.Join(copied, entry), d.platform)
+	if err != nil {
+		// The copy is gone when somebody reads this.
+		words := strings.ReplaceAll(err.Error(), filepath.Join(stage.path, "new", entry), where(from, entry))
+		return Installed{}, fmt.Errorf("%s is not installed: %s", from, strings.ReplaceAll(words, filepath.Join(stage.path, "new"), from))
 	}
 	kind, known := plugins.KindOf(said.Kind)
 	_, version := lock.ParseVersion(said.Version)
@@ -62,16 +65,21 @@ func (d *Dir) Install(ctx context.Context, run plugins.Run, from string, replace
 		if info, err := os.Stat(from); err == nil && info.IsDir() {
 			return Installed{}, fmt.Errorf("%s calls itself %q: its folder and the script in it must have its name", from, said.Name)
 		}
-		if err := os.Rename(filepath.Join(stage, "new", entry), filepath.Join(stage, "new", said.Name)); err != nil {
+		if err := os.Rename(filepath.Join(stage.path, "new", entry), filepath.Join(stage.path, "new", said.Name)); err != nil {
 			return Installed{}, err
 		}
 		// A script's digest has its name in it.
-		if digest, err = d.sumAt(path.Join(filepath.Base(stage), "new", said.Name)); err != nil {
+		if digest, err = d.sumAt(path.Join(copied, said.Name)); err != nil {
 			return Installed{}, err
 		}
 	}
 	folder := filepath.Join(d.path, said.Name, said.Version, d.platform)
 	done := Installed{Name: said.Name, Version: said.Version, Kind: string(kind), Platform: d.platform, Path: filepath.Join(folder, said.Name), Digest: digest}
+	release, err := d.hold(ctx)
+	if err != nil {
+		return Installed{}, err
+	}
+	defer release()
 	if _, err := os.Lstat(folder); err == nil {
 		there, err := d.sumAt(path.Join(said.Name, said.Version, d.platform, said.Name))
 		switch {
@@ -81,17 +89,26 @@ func (d *Dir) Install(ctx context.Context, run plugins.Run, from string, replace
 		case !replace:
 			return Installed{}, fmt.Errorf("%s is not installed: version %s of %s is there already with other bytes, in %s; raise its version, or replace it with --replace", from, said.Version, said.Name, folder)
 		}
+		if err := exchange(filepath.Join(stage.path, "new"), folder); err != nil {
+			return Installed{}, fmt.Errorf("replace %s: %w", folder, err)
+		}
+		return done, nil
 	}
 	if err := os.MkdirAll(filepath.Dir(folder), 0o755); err != nil {
 		return Installed{}, fmt.Errorf("make %s: %w", filepath.Dir(folder), unwrapped(err))
 	}
-	if err := os.Rename(folder, filepath.Join(stage, "old")); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return Installed{}, fmt.Errorf("replace %s: %w", folder, unwrapped(err))
-	}
-	if err := os.Rename(filepath.Join(stage, "new"), folder); err != nil {
+	if err := os.Rename(filepath.Join(stage.path, "new"), folder); err != nil {
 		return Installed{}, fmt.Errorf("put it into %s: %w", folder, unwrapped(err))
 	}
 	return done, nil
+}
+
+// where is the path of what is executed of what Install is given.
+func where(from, entry string) string {
+	if info, err := os.Stat(from); err == nil && info.IsDir() {
+		return filepath.Join(from, entry)
+	}
+	return from
 }
 
 // sumAt is the digest of the file at a place below the directory.
@@ -116,7 +133,11 @@ func copyIn(from, to string) (entry string, err error) {
 		if err != nil {
 			return "", err
 		}
-		return filepath.Base(abs), copyFolder(from, to)
+		entry = filepath.Base(abs)
+		if _, err := os.Lstat(filepath.Join(from, entry)); err != nil {
+			return "", fmt.Errorf("%s is a folder without a script %s in it: name the plugin's file, or the folder of its script", from, entry)
+		}
+		return entry, copyFolder(from, to)
 	}
 	if !info.Mode().IsRegular() {
 		return "", fmt.Errorf("%s is not a regular file: name the plugin's file, or the folder of its script", from)

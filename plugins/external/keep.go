@@ -17,7 +17,7 @@ import (
 )
 
 // What keeps a directory: its plugins are pinned and verified here, and installed in
-// install.go. None of it is for hosts; two at once may undo what the other did.
+// install.go. None of it is for hosts. Two at once wait for one another.
 
 // A PinRequest says which version of a plugin is to run.
 type PinRequest struct {
@@ -48,6 +48,11 @@ type Pinned struct {
 // pinned is refused, because nobody said that it should. run is used to ask the files
 // what they are. With an error nothing is written.
 func (d *Dir) Pin(ctx context.Context, run plugins.Run, requests ...PinRequest) (done []Pinned, err error) {
+	release, err := d.hold(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer release()
 	pins, err := d.Pins()
 	if err != nil {
 		return nil, err

@@ -3,6 +3,7 @@
 package external_test
 
 import (
+	"flag"
 	"fmt"
 	"os"
 	"os/exec"
@@ -25,6 +26,7 @@ import (
 // watchdog.
 func TestMain(m *testing.M) {
 	plugins.Dispatch(builtins())
+	_ = flag.Set("test.parallel", "4") // they wait more than they compute; the command line wins
 	code := m.Run()
 	if built != "" {
 		_ = os.RemoveAll(filepath.Dir(built))

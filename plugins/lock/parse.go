@@ -52,7 +52,7 @@ func (p *parser) add(n *yaml.Node, format string, args ...any) {
 
 func (p *parser) parse(data []byte) (entries []Entry) {
 	if len(data) > MaxSize {
-		p.add(nil, "has %d bytes: allowed are at most %d", len(data), MaxSize)
+		p.add(nil, "is too long: allowed are at most %d bytes", MaxSize)
 		return nil
 	}
 	var doc yaml.Node

@@ -11,9 +11,6 @@ import (
 	"github.com/dodona-project/dodona/sdk/plugin/line"
 )
 
-// slack is what a busy machine may add to a time that a plugin is held to.
-const slack = 3 * time.Second
-
 // checkWait is the most that one check may take.
 const checkWait = 2 * time.Minute
 

@@ -8,6 +8,7 @@ import (
 	"runtime"
 	"strconv"
 	"syscall"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -64,57 +65,124 @@ func KillStraysBelow(dir string) {
 	}
 }
 
-// maxSweeps bounds how often the processes are looked through.
-const maxSweeps = 20
+// Bounds of the search for strays.
+const (
+	sweepTime  = 2 * time.Second  // all of it
+	sweepPause = time.Millisecond // between two looks
+	maxQuiet   = 5                // looks in a row that found none, but missed some
+)
 
 // killStrays looks until it finds none: a process may start another, and be gone,
-// while the list of processes is read.
+// while the list of processes is read. On a machine where others come and go all
+// the time, some are always missed, and it looks a few times only.
 func killStrays(value []byte) {
-	mark := append([]byte("\x00"+socketDirEnv+"="), value...)
-	for sweep := range maxSweeps {
-		found, missed := killMarked(mark)
-		if !found && (!missed || sweep > 0) {
+	s := straySearch{mark: append([]byte("\x00"+socketDirEnv+"="), value...)}
+	quiet := 0
+	for end := time.Now().Add(sweepTime); ; time.Sleep(sweepPause) {
+		switch found, missed, starting := s.kill(); {
+		case found || starting:
+			quiet = 0
+		case !missed || quiet+1 == maxQuiet:
+			return
+		default:
+			quiet++
+		}
+		if time.Now().After(end) {
 			return
 		}
 	}
 }
 
-// killMarked kills the processes with mark in their environment. It reports
-// whether there were any, and whether one was gone before it was looked at.
-func killMarked(mark []byte) (found, missed bool) {
+// A straySearch looks for processes with mark in their environment.
+type straySearch struct {
+	mark []byte
+	dead map[int]bool // those that were dead at the last look, and wait to be reaped
+}
+
+// kill kills those that it finds. It reports whether there were any, whether one
+// died before it was looked at and may have left a child that this look did not
+// see, and whether one is on its way into another program, so that its environment
+// cannot be read yet.
+func (s *straySearch) kill() (found, missed, starting bool) {
 	entries, err := os.ReadDir("/proc")
 	if err != nil {
-		return false, false
+		return false, false, false
 	}
+	dead := map[int]bool{}
 	for _, e := range entries {
 		pid, err := strconv.Atoi(e.Name())
 		if err != nil || pid == os.Getpid() {
 			continue
 		}
-		is, gone := marked(pid, mark)
-		found, missed = found || is, missed || gone
-		if !is {
-			continue
+		switch look(pid, s.mark) {
+		case isMarked:
+			found = true
+			s.killOne(pid)
+		case isGone:
+			missed = true
+		case isDead:
+			dead[pid] = true
+			missed = missed || !s.dead[pid]
+		case isStarting:
+			starting = true
+		case isOther:
 		}
-		// Between looking and killing the number could be given to another
-		// process; a descriptor of the process cannot.
-		fd, err := unix.PidfdOpen(pid, 0)
-		if err != nil {
-			continue
-		}
-		if is, _ := marked(pid, mark); is {
-			_ = unix.PidfdSendSignal(fd, unix.SIGKILL, nil, 0)
-		}
-		_ = unix.Close(fd)
 	}
-	return found, missed
+	s.dead = dead
+	return found, missed, starting
 }
 
-// marked reports whether a process has mark in its environment, or is gone.
-func marked(pid int, mark []byte) (is, gone bool) {
-	env, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/environ")
+// killOne kills a process that is marked. Between looking and killing its number
+// could be given to another process; a descriptor of the process cannot.
+func (s *straySearch) killOne(pid int) {
+	fd, err := unix.PidfdOpen(pid, 0)
 	if err != nil {
-		return false, errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ESRCH)
+		return
 	}
-	return bytes.Contains(append([]byte{0}, env...), mark), false
+	if look(pid, s.mark) == isMarked {
+		_ = unix.PidfdSendSignal(fd, unix.SIGKILL, nil, 0)
+	}
+	_ = unix.Close(fd)
+}
+
+// What a look at a process can see.
+type seen int
+
+const (
+	isOther    seen = iota
+	isMarked        // mark is in its environment
+	isGone          // there is none any more
+	isDead          // it is not reaped yet
+	isStarting      // it executes another program, whose environment is not there yet
+)
+
+// look sees whether a process has mark in its environment.
+func look(pid int, mark []byte) seen {
+	proc := "/proc/" + strconv.Itoa(pid)
+	env, err := os.ReadFile(proc + "/environ")
+	switch {
+	case errors.Is(err, fs.ErrNotExist), errors.Is(err, unix.ESRCH):
+		return isGone
+	case err != nil:
+		return isOther // of another user
+	case bytes.Contains(append([]byte{0}, env...), mark):
+		return isMarked
+	case len(env) > 0:
+		return isOther
+	}
+	// Within execve(2) arguments and environment are empty until the program is
+	// mapped, as they always are for the dead and the kernel's own threads.
+	args, err := os.ReadFile(proc + "/cmdline")
+	if err != nil || len(args) > 0 {
+		return isOther
+	}
+	switch stat := statOf(pid); {
+	case stat.state == 0:
+		return isGone
+	case stat.state == 'Z' || stat.state == 'X':
+		return isDead
+	case stat.kernel:
+		return isOther
+	}
+	return isStarting
 }

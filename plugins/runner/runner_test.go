@@ -359,6 +359,40 @@ func TestStraysThatForkAreFound(t *testing.T) {
 	}
 }
 
+// A process that executes a program has no environment yet that could be read.
+func TestStraysThatExecuteAreFound(t *testing.T) {
+	for range 20 {
+		dir := t.TempDir()
+		again, number := filepath.Join(dir, "again"), filepath.Join(dir, "pid")
+		script := "#!/bin/sh\n[ -s " + number + " ] || echo $$ >" + number + "\nexec " + again + "\n"
+		if err := os.WriteFile(again, []byte(script), 0o700); err != nil {
+			t.Fatal(err)
+		}
+		r := start(t, "setsid "+again+" & while [ ! -s "+number+" ]; do :; done; exit 3")
+		r.wait(t)
+		text, err := os.ReadFile(number)
+		if err != nil {
+			t.Fatal(err)
+		}
+		pid, err := strconv.Atoi(strings.TrimSpace(string(text)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		// It was killed before the end was told; a busy machine takes a while to let it die.
+		for end := time.Now().Add(30 * time.Second); ; time.Sleep(10 * time.Millisecond) {
+			stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+			if err != nil || strings.Contains(string(stat), ") Z ") {
+				break
+			}
+			if time.Now().After(end) {
+				t.Errorf("it is left: %s", stat)
+				_ = syscall.Kill(pid, syscall.SIGKILL)
+				break
+			}
+		}
+	}
+}
+
 func environs(t *testing.T) []string {
 	t.Helper()
 	all, err := filepath.Glob("/proc/[0-9]*/environ")

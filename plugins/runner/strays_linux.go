@@ -19,29 +19,38 @@ func Strays(pgid int, dir string) (pids []int) {
 		if err != nil || pid == pgid || pid == os.Getpid() {
 			continue
 		}
-		state, group := stateOf(pid)
-		if state == 'Z' || state == 'X' || state == 0 {
+		stat := statOf(pid)
+		if stat.state == 'Z' || stat.state == 'X' || stat.state == 0 {
 			continue
 		}
-		if is, _ := marked(pid, mark); is || group == pgid {
+		if stat.group == pgid || look(pid, mark) == isMarked {
 			pids = append(pids, pid)
 		}
 	}
 	return pids
 }
 
-// stateOf reads the state and the process group of a process (proc(5)), 0 when
-// there is none.
-func stateOf(pid int) (state byte, group int) {
-	stat, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/stat")
+// A stat is what /proc says of a process (proc(5)).
+type stat struct {
+	state  byte // 0 = there is none
+	group  int
+	kernel bool // it is a thread of the kernel's own
+}
+
+const kernelThread = 0x00200000 // PF_KTHREAD
+
+func statOf(pid int) (s stat) {
+	text, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/stat")
 	if err != nil {
-		return 0, 0
+		return s
 	}
 	// The name of the program stands in parentheses and may have any in it.
-	fields := bytes.Fields(stat[bytes.LastIndexByte(stat, ')')+1:])
-	if len(fields) < 3 {
-		return 0, 0
+	fields := bytes.Fields(text[bytes.LastIndexByte(text, ')')+1:])
+	if len(fields) < 7 {
+		return s
 	}
-	group, _ = strconv.Atoi(string(fields[2]))
-	return fields[0][0], group
+	s.group, _ = strconv.Atoi(string(fields[2]))
+	flags, _ := strconv.ParseUint(string(fields[6]), 10, 64)
+	s.state, s.kernel = fields[0][0], flags&kernelThread != 0
+	return s
 }

@@ -41,6 +41,14 @@ func serveAttached(p *Plugin, config *configurer, out io.Writer) int {
 	})
 	guard := newGuard(logger, config)
 	life := newLifecycle(p, config, guard)
+	// go-plugin calls it an error that its listener is closed at the end.
+	words := quiet(logger)
+	serving, end := context.WithCancel(context.Background())
+	defer end()
+	context.AfterFunc(ctx, func() {
+		words.SetLevel(hclog.Off)
+		end()
+	})
 	listening, served := make(chan *goplugin.ReattachConfig, 1), make(chan struct{})
 	go goplugin.Serve(&goplugin.ServeConfig{
 		HandshakeConfig:  goplugin.HandshakeConfig{MagicCookieKey: wire.CookieKey, MagicCookieValue: wire.CookieValue},
@@ -48,8 +56,8 @@ func serveAttached(p *Plugin, config *configurer, out io.Writer) int {
 		GRPCServer: func(options []grpc.ServerOption) *grpc.Server {
 			return grpc.NewServer(append(options, serverOptions(guard)...)...)
 		},
-		Logger: quiet(logger),
-		Test:   &goplugin.ServeTestConfig{Context: ctx, ReattachConfigCh: listening, CloseCh: served},
+		Logger: words,
+		Test:   &goplugin.ServeTestConfig{Context: serving, ReattachConfigCh: listening, CloseCh: served},
 	})
 	select {
 	case at := <-listening:

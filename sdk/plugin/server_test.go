@@ -2,6 +2,7 @@ package plugin
 
 import (
 	"bufio"
+	"bytes"
 	"context"
 	"io"
 	"os"
@@ -40,6 +41,8 @@ func TestAttach(t *testing.T) {
 	cmd := exec.Command(os.Args[0], "-test.run=^TestAttach$")
 	// What a shell with a host's variables in it would pass on is no matter.
 	cmd.Env = append(os.Environ(), "TEST_ATTACH=1", "TMPDIR="+tmp, "PLUGIN_CLIENT_CERT=nonsense")
+	var complaints bytes.Buffer
+	cmd.Stderr = &complaints
 	out, err := cmd.StdoutPipe()
 	if err != nil {
 		t.Fatal(err)
@@ -73,6 +76,9 @@ func TestAttach(t *testing.T) {
 	_, _ = io.Copy(io.Discard, out)
 	if err := cmd.Wait(); err != nil {
 		t.Error(err)
+	}
+	if complaints.Len() > 0 {
+		t.Errorf("it says %q", complaints.String())
 	}
 	if left, err := os.ReadDir(tmp); err != nil || len(left) > 0 {
 		t.Errorf("left: %v, %v", left, err)

@@ -153,6 +153,15 @@ func target(r check.Rules, p *Proxy, s Seen) {
 	}
 }
 
+// Bad reports whether a proxy is not yet what it was before it failed at what was seen,
+// although that was good.
+func Bad(p Proxy, s Seen) bool {
+	if s.Level != Target {
+		return p.State == ownership.Suspect || p.State == ownership.Unhealthy
+	}
+	return slices.ContainsFunc(p.Health.GetDenied(), func(d *statev1.DeniedTarget) bool { return d.Routing == s.Routing && d.Url == s.URL })
+}
+
 // Denied are the routings that a proxy may not be used for, sorted: of what is still
 // checked.
 func Denied(h *statev1.ProxyHealth, asked func(routing, url string) bool) (routings []string) {

@@ -100,7 +100,8 @@ func Streams(s *statev1.WorkerSnapshots, stream string) error {
 }
 
 // Issue notes a snapshot before it is sent on a stream, and gives it the next version.
-// Only the newest stream of a session issues, and epochs never go back.
+// Only the newest stream of a session issues, epochs never go back, and what is over by
+// now is not sent.
 func Issue(s *statev1.WorkerSnapshots, session, stream string, ref *statev1.SnapshotReference, now int64) error {
 	if s.SessionId != session {
 		return errSession()
@@ -110,6 +111,9 @@ func Issue(s *statev1.WorkerSnapshots, session, stream string, ref *statev1.Snap
 	}
 	if ref.OwnershipEpoch < s.OwnershipEpoch {
 		return refusal.New(refusal.Unavailable, "the store was read at an older ownership epoch than this worker has seen: watch again")
+	}
+	if ref.ValidMs <= now {
+		return refusal.New(refusal.Unavailable, "the snapshot was over before it was on record: watch again")
 	}
 	s.Version++
 	ref.Version = s.Version

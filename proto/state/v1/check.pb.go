@@ -530,7 +530,8 @@ func (x *CheckGroup) GetLanes() map[string]*CheckLane {
 }
 
 // Targets that are braked together. Index check-bad/<plane>/<scope>/<lane>, score when
-// the run of failures began, ms: the ids of those that fail.
+// the last run of failures began, ms: the ids of those that fail, or failed and are not
+// what they were again.
 type CheckLane struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Targets       uint32                 `protobuf:"varint,1,opt,name=targets,proto3" json:"targets,omitempty"`

@@ -43,8 +43,11 @@ prometheus_url, and ${TARGET} in --config, are the address of one on 127.0.0.1.
 		Args: positional("FILE"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			c.file = args[0]
-			if info, err := os.Stat(c.file); err != nil || info.IsDir() {
+			switch info, err := os.Stat(c.file); {
+			case err != nil:
 				return usage("FILE is %s: there is no such file; build the plugin first", limits.Quote(c.file))
+			case info.IsDir():
+				return usage("FILE is %s: it is a folder; name the program or script that is in it", limits.Quote(c.file))
 			}
 			for _, e := range c.env {
 				if name, _, ok := strings.Cut(e, "="); !ok || name == "" {

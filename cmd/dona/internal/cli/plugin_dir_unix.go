@@ -7,6 +7,7 @@ import (
 	"errors"
 	"io/fs"
 	"os"
+	"strings"
 
 	"github.com/dodona-project/dodona/plugins"
 	"github.com/dodona-project/dodona/plugins/external"
@@ -23,11 +24,12 @@ func openPluginDir(dir string) (*external.Dir, error) {
 
 // pluginDirFailed is the failure of work on a directory.
 func pluginDirFailed(err error) error {
+	words := strings.ReplaceAll(err.Error(), "\n", "; ") // several problems, a line each
 	var wrong *lock.Error
 	if errors.As(err, &wrong) {
-		return configuration("%v", err)
+		return configuration("%s", words)
 	}
-	return failed("PLUGIN", "%v", err)
+	return failed("PLUGIN", "%s", words)
 }
 
 // installPlugin makes the directory when there is none.

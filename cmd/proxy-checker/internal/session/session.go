@@ -124,14 +124,15 @@ func (s *Session) Run(ctx context.Context, limit time.Duration) error {
 	reporting, giveUp := context.WithCancel(context.WithoutCancel(ctx))
 	defer giveUp()
 	var workers, reporter sync.WaitGroup
-	taking := make(chan struct{}) // closed when no task is begun any more
+	taking, end := context.WithCancel(ctx) // over when no task is begun any more
+	defer end()
 	for range s.config.MaxInFlight {
-		workers.Go(func() { s.work(checking, taking) })
+		workers.Go(func() { s.work(checking, taking.Done()) })
 	}
 	reporter.Go(func() { s.report(reporting, api) })
 	err = s.stay(ctx, api, func() { at.Add(1) })
 	s.connected.Store(false)
-	close(taking)
+	end()
 	late := time.AfterFunc(limit, stop)
 	defer late.Stop()
 	last := time.AfterFunc(limit+lastReport, giveUp)
@@ -167,10 +168,7 @@ func (s *Session) stay(ctx context.Context, api func() controlplanev1.CheckerCon
 		began := time.Now()
 		err := s.once(ctx, api())
 		s.connected.Store(false)
-		switch {
-		case ctx.Err() != nil:
-			return nil //nolint:nilerr // that is why
-		case errors.Is(err, errFatal):
+		if ctx.Err() != nil || errors.Is(err, errFatal) {
 			return err
 		}
 		if time.Since(began) > mostWait {
@@ -355,7 +353,8 @@ func (s *Session) report(ctx context.Context, api func() controlplanev1.CheckerC
 }
 
 // send reports a batch until the control plane has it, nobody wants it any more, or ctx
-// ends. The same report again counts once.
+// ends. The same report again counts once; one that says less than the first, which was
+// taken although nobody heard so, is refused and changes nothing.
 func (s *Session) send(ctx context.Context, api func() controlplanev1.CheckerControlPlaneClient, batch []result) {
 	req := &controlplanev1.ReportObservationsRequest{CheckerId: s.config.CheckerID}
 	until := batch[0].until
@@ -380,6 +379,11 @@ func (s *Session) send(ctx context.Context, api func() controlplanev1.CheckerCon
 			}
 			return
 		}
+		if code := status.Code(err); code == codes.Unavailable || code == codes.DeadlineExceeded {
+			for _, o := range req.Observations {
+				doubt(o)
+			}
+		}
 		gone := errors.Is(verdict(err, true), errFatal) && status.Code(err) != codes.FailedPrecondition
 		if gone || ctx.Err() != nil || time.Now().Add(wait).After(until) {
 			s.Lost.Add(int64(len(batch)))
@@ -391,4 +395,14 @@ func (s *Session) send(ctx context.Context, api func() controlplanev1.CheckerCon
 		case <-ctx.Done(): // the next try fails at once
 		}
 	}
+}
+
+// doubt makes a failure inconclusive: who cannot reach the control plane may have no
+// network at all, and then it says nothing of a proxy that it could not reach either.
+func doubt(o *controlplanev1.HealthObservation) {
+	if o.Result != controlplanev1.HealthObservation_RESULT_FAILURE {
+		return
+	}
+	o.Result, o.ErrorClass, o.Status = controlplanev1.HealthObservation_RESULT_INCONCLUSIVE, 0, 0
+	o.Detail = "the checker could not reach the control plane either: " + o.Detail
 }
