@@ -29,6 +29,11 @@ run: build ## the main job on this machine: a canary rolls out, a bad one rolls 
 .PHONY: demo
 demo: run ## the same as run
 
+.PHONY: egress
+egress: build ## the egress plane on this machine: curl through gateways while things are killed
+	@$(GO) build -trimpath -o $(BIN)/ ./examples/egress
+	@$(BIN)/egress -bin $(BIN)
+
 .PHONY: test
 test: build prometheus redis ## build and test everything, under 10 minutes on 2 cores
 	$(GO) vet ./...

@@ -1,7 +1,7 @@
 // Package proxytest runs upstream proxies for tests: real ones for HTTP, HTTPS and
 // SOCKS5 on loopback, which lead to real targets, ask for credentials and remember the
 // bytes that clients send for a tunnel. Tests of whatever dials through proxies use
-// them. They do what a test says, and are no proxies for anything else.
+// them, and examples. They do what they are told, and are no proxies for anything else.
 package proxytest
 
 import (
@@ -15,6 +15,7 @@ import (
 	"crypto/x509"
 	"crypto/x509/pkix"
 	"encoding/base64"
+	"encoding/pem"
 	"errors"
 	"io"
 	"math/big"
@@ -40,13 +41,13 @@ type Options struct {
 	Talk func(net.Conn)
 }
 
-// Server is a proxy that runs until its test ends.
+// Server is a proxy that runs until it is closed.
 type Server struct {
-	opts     Options
-	listener net.Listener
-	tls      *tls.Config
-	roots    *x509.CertPool
-	work     sync.WaitGroup
+	opts        Options
+	listener    net.Listener
+	tls         *tls.Config
+	certificate *x509.Certificate // nil without TLS
+	work        sync.WaitGroup
 
 	mu       sync.Mutex
 	closed   bool
@@ -55,20 +56,32 @@ type Server struct {
 	accepted int
 }
 
-// Start runs a proxy.
+// Start runs a proxy until its test ends.
 func Start(t testing.TB, o Options) *Server {
 	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
+	s, err := Listen("127.0.0.1:0", o)
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := &Server{opts: o, listener: l, conns: map[net.Conn]struct{}{}}
-	if o.Protocol == controlplanev1.Proxy_PROTOCOL_HTTPS {
-		s.tls, s.roots = certificate(t, "127.0.0.1")
-	}
-	s.work.Go(s.accept)
 	t.Cleanup(s.Close)
 	return s
+}
+
+// Listen runs a proxy at an IP address and port of this machine, until it is closed.
+func Listen(address string, o Options) (*Server, error) {
+	l, err := net.Listen("tcp", address)
+	if err != nil {
+		return nil, err
+	}
+	s := &Server{opts: o, listener: l, conns: map[net.Conn]struct{}{}}
+	if o.Protocol == controlplanev1.Proxy_PROTOCOL_HTTPS {
+		if s.tls, s.certificate, err = newCertificate(l.Addr().(*net.TCPAddr).IP); err != nil {
+			_ = l.Close()
+			return nil, err
+		}
+	}
+	s.work.Go(s.accept)
+	return s, nil
 }
 
 // Close ends the proxy and all its connections.
@@ -106,10 +119,20 @@ func (s *Server) Credential() *controlplanev1.Credential {
 
 // TLS is a client's configuration that trusts an HTTPS proxy; nil for others.
 func (s *Server) TLS() *tls.Config {
-	if s.roots == nil {
+	if s.certificate == nil {
 		return nil
 	}
-	return &tls.Config{RootCAs: s.roots, MinVersion: tls.VersionTLS12}
+	roots := x509.NewCertPool()
+	roots.AddCert(s.certificate)
+	return &tls.Config{RootCAs: roots, MinVersion: tls.VersionTLS12}
+}
+
+// Certificate is what a client has to trust, in PEM; nil for others than HTTPS proxies.
+func (s *Server) Certificate() []byte {
+	if s.certificate == nil {
+		return nil
+	}
+	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: s.certificate.Raw})
 }
 
 // Received is, for each connection in order of its end of handshake, what the client sent until the
@@ -384,27 +407,28 @@ func closeWrite(c net.Conn) {
 	}
 }
 
-// certificate makes a certificate for an address, and the pool that trusts it.
-func certificate(t testing.TB, address string) (*tls.Config, *x509.CertPool) {
-	t.Helper()
+// newCertificate makes a certificate for an address.
+func newCertificate(address net.IP) (*tls.Config, *x509.Certificate, error) {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
-		t.Fatal(err)
+		return nil, nil, err
+	}
+	serial, err := rand.Int(rand.Reader, big.NewInt(1<<62))
+	if err != nil {
+		return nil, nil, err
 	}
 	template := &x509.Certificate{
-		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "test proxy"}, IPAddresses: []net.IP{net.ParseIP(address)},
+		SerialNumber: serial, Subject: pkix.Name{CommonName: "test proxy " + serial.String()}, IPAddresses: []net.IP{address},
 		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour), IsCA: true, BasicConstraintsValid: true,
 		KeyUsage: x509.KeyUsageDigitalSignature | x509.KeyUsageCertSign, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
 	}
 	der, err := x509.CreateCertificate(rand.Reader, template, template, &key.PublicKey, key)
 	if err != nil {
-		t.Fatal(err)
+		return nil, nil, err
 	}
 	leaf, err := x509.ParseCertificate(der)
 	if err != nil {
-		t.Fatal(err)
+		return nil, nil, err
 	}
-	pool := x509.NewCertPool()
-	pool.AddCert(leaf)
-	return &tls.Config{Certificates: []tls.Certificate{{Certificate: [][]byte{der}, PrivateKey: key}}, MinVersion: tls.VersionTLS12}, pool
+	return &tls.Config{Certificates: []tls.Certificate{{Certificate: [][]byte{der}, PrivateKey: key}}, MinVersion: tls.VersionTLS12}, leaf, nil
 }

@@ -22,6 +22,7 @@ import (
 
 	"github.com/dodona-project/dodona/cmd/dona/internal/render"
 	"github.com/dodona-project/dodona/cmd/dona/internal/terminal"
+	"github.com/dodona-project/dodona/host/spawn"
 )
 
 const (
@@ -65,7 +66,7 @@ func Run(ctx context.Context, o Options) (*Report, error) {
 	s := &stage{
 		options: o, dir: dir,
 		story: newStory(o.Screen),
-		spawn: newSpawner(children(o.Environ, dir)),
+		spawn: spawn.New(spawn.Environ(o.Environ, dir)),
 		seen:  newObserver(),
 	}
 	playErr := s.play(whole)
@@ -125,28 +126,6 @@ func (s *stage) judge(playErr error, left []string) (*Report, error) {
 	s.story.line("\nThe logs are in " + s.dir)
 	report.Logs = s.dir
 	return report, fmt.Errorf("%w: %s", ErrUnfulfilled, strings.Join(failed, "; "))
-}
-
-// maxRunDir is how long a host lets the directory of its sockets be, on the
-// platform that has the least room for their paths.
-const maxRunDir = 49
-
-// children is the environment of the children: without the settings that this
-// machine has for hosts and clients, which are not the demo's, and with a
-// temporary directory inside the demo's, so that it goes with it.
-func children(environ []string, dir string) []string {
-	var out []string
-	for _, e := range environ {
-		if !strings.HasPrefix(e, "DONA_") && !strings.HasPrefix(e, "OTEL_") {
-			out = append(out, e)
-		}
-	}
-	temp := filepath.Join(dir, "t")
-	runDir := fmt.Sprintf("%s/dona-%d", temp, os.Getuid())
-	if len(runDir) <= maxRunDir && os.Mkdir(temp, 0o700) == nil {
-		out = append(out, "TMPDIR="+temp)
-	}
-	return out
 }
 
 // logFile opens a child's log for appending.

@@ -70,12 +70,3 @@ func TestQuantile(t *testing.T) {
 		t.Errorf("the 0.95 quantile is %s of %d, want 96ms of 100", got, n)
 	}
 }
-
-func TestChildrenHaveNoSettingsOfThisMachine(t *testing.T) {
-	got := children([]string{"PATH=/bin", "DONA_HOST=elsewhere:1", "OTEL_EXPORTER_OTLP_ENDPOINT=x"}, t.TempDir())
-	if !slices.Contains(got, "PATH=/bin") || slices.ContainsFunc(got, func(e string) bool {
-		return strings.HasPrefix(e, "DONA_") || strings.HasPrefix(e, "OTEL_")
-	}) {
-		t.Errorf("the children's environment is %q", got)
-	}
-}

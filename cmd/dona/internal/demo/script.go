@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/dodona-project/dodona/cmd/dona/internal/render"
+	"github.com/dodona-project/dodona/host/spawn"
 	donav1 "github.com/dodona-project/dodona/proto/dona/v1"
 )
 
@@ -69,7 +70,7 @@ func (s *stage) opening(ctx context.Context) (err error) {
 	if err := s.startHost(ctx); err != nil {
 		return err
 	}
-	s.story.tell("the host answers on %s (pid %d)", s.ports.grpc, s.host.pid())
+	s.story.tell("the host answers on %s (pid %d)", s.ports.grpc, s.host.PID())
 
 	watch, stop := context.WithCancel(context.WithoutCancel(ctx))
 	s.stopWatch = stop
@@ -201,10 +202,10 @@ func (s *stage) killPlugin(ctx context.Context) error {
 	if pid <= 0 {
 		return fmt.Errorf("the analysis plugin has no process: it is %s %s", p.GetState(), p.GetReason())
 	}
-	if runtime.GOOS == "linux" && !descends(pid, s.host.pid()) {
+	if runtime.GOOS == "linux" && !descends(pid, s.host.PID()) {
 		return fmt.Errorf("pid %d, said to be the analysis plugin, is no process of this host: it is left alone", pid)
 	}
-	if err := killProcess(pid); err != nil {
+	if err := spawn.Kill(pid); err != nil {
 		return fmt.Errorf("kill -9 of the analysis plugin: %w", err)
 	}
 	s.facts.killed, s.facts.killedAt = pid, time.Now()
@@ -215,7 +216,7 @@ func (s *stage) killPlugin(ctx context.Context) error {
 // descends reports whether a process is a child of another, or a child's child.
 func descends(pid, of int) bool {
 	for range 4 {
-		if pid = parentOf(pid); pid == of {
+		if pid = spawn.ParentOf(pid); pid == of {
 			return true
 		}
 		if pid <= 1 {
@@ -230,8 +231,8 @@ func (s *stage) hostRestart(ctx context.Context) error {
 	s.story.chapter("4. The host is killed; requests go on")
 	before, _ := s.seen.newest()
 	s.facts.before = before
-	pid := s.host.pid()
-	s.host.kill()
+	pid := s.host.PID()
+	s.host.Kill()
 	died := time.Now()
 	start := s.traffic.totals()
 	s.story.tell("%s", s.story.style.Warn(fmt.Sprintf("kill -9 %d: the host is gone", pid)))
@@ -245,7 +246,7 @@ func (s *stage) hostRestart(ctx context.Context) error {
 		return err
 	}
 	s.facts.backAfter = time.Since(died)
-	s.story.tell("the host is back on its data (pid %d)", s.host.pid())
+	s.story.tell("the host is back on its data (pid %d)", s.host.PID())
 	// Both have to be back: the endpoints' leases, and the client's watch.
 	want := len(before.GetConfig().GetEndpoints())
 	reply, err := s.seen.until(ctx, 25*time.Second, "the endpoints and the client to come back", func(r *donav1.StatusReply) bool {

@@ -10,6 +10,7 @@ import (
 	"google.golang.org/grpc"
 
 	"github.com/dodona-project/dodona/host/loopback"
+	"github.com/dodona-project/dodona/host/spawn"
 	donav1 "github.com/dodona-project/dodona/proto/dona/v1"
 )
 
@@ -18,11 +19,11 @@ type stage struct {
 	options Options
 	dir     string
 	story   *story
-	spawn   *spawner
+	spawn   *spawn.Spawner
 	seen    *observer
 
 	ports   ports
-	host    *child
+	host    *spawn.Child
 	conn    *grpc.ClientConn
 	control donav1.ControlPlaneClient
 	admin   donav1.HostAdminClient
@@ -58,7 +59,7 @@ func (s *stage) startHost(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	s.host, err = s.spawn.start("dona-host", s.options.Host, []string{
+	s.host, err = s.spawn.Start("dona-host", s.options.Host, []string{
 		"--dev", "--data-dir", filepath.Join(s.dir, "data"),
 		"--grpc-listen", s.ports.grpc, "--bootstrap-listen", s.ports.bootstrap, "--http-listen", s.ports.http,
 	}, []string{"DONA_PLUGINS_BACKOFF_MIN=" + pluginAway.String(), "DONA_PLUGINS_BACKOFF_MAX=" + (pluginAway + time.Second).String()}, log)
@@ -74,8 +75,8 @@ func (s *stage) startHost(ctx context.Context) error {
 		if err == nil {
 			return nil
 		}
-		if dead, how := s.host.ended(); dead {
-			return fmt.Errorf("the host ended (%s); %s", how, tail(filepath.Join(s.dir, "host.log")))
+		if dead, how := s.host.Ended(); dead {
+			return fmt.Errorf("the host ended (%s); %s", how, spawn.Tail(filepath.Join(s.dir, "host.log")))
 		}
 		select {
 		case <-limit.Done():
@@ -92,7 +93,7 @@ func (s *stage) startVariant(name string, errorPercent int) error {
 	if err != nil {
 		return err
 	}
-	_, err = s.spawn.start("variant "+name, s.options.Self, []string{
+	_, err = s.spawn.Start("variant "+name, s.options.Self, []string{
 		"demo-service", "--host", s.ports.grpc, "--service", service, "--variant", name,
 		"--error-percent", fmt.Sprint(errorPercent),
 	}, nil, log)
@@ -118,8 +119,8 @@ func endpointsOf(r *donav1.StatusReply, variant string) (n int) {
 
 // hostDied ends a wait that a host which ended by itself will never fulfil.
 func (s *stage) hostDied() error {
-	if dead, how := s.host.ended(); dead {
-		return fmt.Errorf("the host ended by itself (%s); %s", how, tail(filepath.Join(s.dir, "host.log")))
+	if dead, how := s.host.Ended(); dead {
+		return fmt.Errorf("the host ended by itself (%s); %s", how, spawn.Tail(filepath.Join(s.dir, "host.log")))
 	}
 	return nil
 }
@@ -154,7 +155,7 @@ func (s *stage) end(gently bool) (problems []string) {
 		s.stopTraffic()
 	}
 	if !gently {
-		s.spawn.killAll()
+		s.spawn.KillAll()
 	}
 	if s.stopWatch != nil {
 		s.stopWatch()
@@ -171,10 +172,10 @@ func (s *stage) end(gently bool) (problems []string) {
 			problems = append(problems, err.Error())
 		}
 	}
-	for _, name := range s.spawn.stopAll(stopIn) {
+	for _, name := range s.spawn.StopAll(stopIn) {
 		problems = append(problems, fmt.Sprintf("%s did not end within %s and was killed", name, stopIn))
 	}
-	s.spawn.close()
+	s.spawn.Close()
 	if s.metrics != nil {
 		s.metrics.close()
 	}
@@ -189,12 +190,12 @@ func (s *stage) end(gently bool) (problems []string) {
 func (s *stage) orphans() (left []string) {
 	limit := time.Now().Add(stopIn)
 	for pid, name := range s.plugins {
-		for alive(pid) && time.Now().Before(limit) {
+		for spawn.Alive(pid) && time.Now().Before(limit) {
 			time.Sleep(20 * time.Millisecond)
 		}
-		if alive(pid) {
+		if spawn.Alive(pid) {
 			left = append(left, fmt.Sprintf("the plugin %s (pid %d) outlived its host and was killed", name, pid))
-			_ = killProcess(pid)
+			_ = spawn.Kill(pid)
 		}
 	}
 	return left

@@ -1,6 +1,6 @@
 //go:build unix
 
-package demo
+package spawn
 
 import (
 	"os/exec"
@@ -13,4 +13,5 @@ func killGroup(cmd *exec.Cmd) { _ = syscall.Kill(-cmd.Process.Pid, syscall.SIGKI
 
 func interrupt(cmd *exec.Cmd) { _ = cmd.Process.Signal(syscall.SIGTERM) }
 
-func killProcess(pid int) error { return syscall.Kill(pid, syscall.SIGKILL) }
+// Kill is kill -9 of one process.
+func Kill(pid int) error { return syscall.Kill(pid, syscall.SIGKILL) }

@@ -1,4 +1,4 @@
-package demo
+package spawn
 
 import (
 	"os"
@@ -14,8 +14,8 @@ func detach(cmd *exec.Cmd) {
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
 }
 
-// parentOf is the parent of a process; 0 = unknown or gone.
-func parentOf(pid int) int {
+// ParentOf is the parent of a process; 0 = unknown or gone.
+func ParentOf(pid int) int {
 	raw, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/stat")
 	if err != nil {
 		return 0
@@ -34,9 +34,9 @@ func parentOf(pid int) int {
 	return parent
 }
 
-// alive reports whether a process runs; one that only waits to be reaped does
+// Alive reports whether a process runs; one that only waits to be reaped does
 // not.
-func alive(pid int) bool {
+func Alive(pid int) bool {
 	raw, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/stat")
 	if err != nil {
 		return false

@@ -1,4 +1,4 @@
-package demo
+package spawn
 
 import (
 	"os"
@@ -12,7 +12,8 @@ func killGroup(cmd *exec.Cmd) { _ = cmd.Process.Kill() }
 // interrupt has no counterpart: the end of its stdin tells the child.
 func interrupt(*exec.Cmd) {}
 
-func killProcess(pid int) error {
+// Kill ends one process.
+func Kill(pid int) error {
 	p, err := os.FindProcess(pid)
 	if err != nil {
 		return err
@@ -20,10 +21,11 @@ func killProcess(pid int) error {
 	return p.Kill()
 }
 
-// parentOf is unknown here.
-func parentOf(int) int { return 0 }
+// ParentOf is unknown here.
+func ParentOf(int) int { return 0 }
 
-func alive(pid int) bool {
+// Alive reports whether a process runs.
+func Alive(pid int) bool {
 	p, err := os.FindProcess(pid)
 	if err != nil {
 		return false

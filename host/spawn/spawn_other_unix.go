@@ -1,6 +1,6 @@
 //go:build unix && !linux
 
-package demo
+package spawn
 
 import (
 	"os/exec"
@@ -11,7 +11,8 @@ import (
 // terminal reaches the demo alone.
 func detach(cmd *exec.Cmd) { cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} }
 
-// parentOf is unknown here.
-func parentOf(int) int { return 0 }
+// ParentOf is unknown here.
+func ParentOf(int) int { return 0 }
 
-func alive(pid int) bool { return syscall.Kill(pid, 0) == nil }
+// Alive reports whether a process runs.
+func Alive(pid int) bool { return syscall.Kill(pid, 0) == nil }
