@@ -20,15 +20,13 @@ import (
 // and uses it for calls while it is renewed, while the authority is changed, and again
 // after the host was away for longer than it lives.
 func TestAgent(t *testing.T) {
+	t.Parallel()
 	const ttl = 4 * time.Second
 	dir, p := secure(t)
 	bootstrap := p.args[1]
 	p.args = append(p.args, "--identity-ttl", ttl.String(), "--identity-min-ttl", "1s")
 	p.start()
-	cli := filepath.Join(t.TempDir(), "dona")
-	if out, err := exec.Command("go", "build", "-o", cli, "../dona").CombinedOutput(); err != nil {
-		t.Fatalf("%v\n%s", err, out)
-	}
+	cli := donaProgram(t)
 	env := []string{"DONA_IDENTITY=" + filepath.Join(dir, "admin", "ann"), "DONA_HOST=" + p.grpc, "DONA_BOOTSTRAP=" + bootstrap}
 	run := func(args ...string) string {
 		t.Helper()

@@ -164,17 +164,6 @@ func TestProviders(t *testing.T) {
 // either direction, and goes on when the answers make sense again.
 func TestProviderMisbehaves(t *testing.T) {
 	t.Parallel()
-	p, j := newProcess(t), newJudge(t)
-	judged(p, j)
-	req := &donav1.StartRolloutRequest{StepSeconds: 1, MaxErrorPercent: 100, MinRequests: 1, Analysis: []*donav1.AnalysisQuery{j.query(t)}}
-	for percent := uint32(5); percent <= 100; percent += 5 {
-		req.Steps = append(req.Steps, percent)
-	}
-	c := roll(t, p, req)
-	until(t, "a first measurement", func() bool { return measured(c.status()).GetVerdict() == donav1.Verdict_VERDICT_PASS })
-	if got := *j.token.Load(); got != secret {
-		t.Errorf("the endpoint was asked with %q, want the secret of the plugin's environment", got)
-	}
 	for mood, reason := range map[string]string{
 		"silent":                  "unreachable: no answer in time",
 		"late":                    "unreachable: no answer in time",
@@ -182,30 +171,37 @@ func TestProviderMisbehaves(t *testing.T) {
 		"breach for another step": "another step",
 		"contradictory":           "contradictory",
 	} {
-		j.be(mood)
-		var held *donav1.StatusReply
-		until(t, "the rollout to hold while the endpoint is "+mood, func() bool {
-			held = c.reach(donav1.RolloutStatus_STATE_HOLDING)
-			a := measured(held)
-			return a.GetVerdict() == donav1.Verdict_VERDICT_MISSING && strings.HasPrefix(a.GetDetail(), reason)
-		})
-		// For longer than two steps would take nothing moves, with every answer fresh.
-		for watched := time.Now(); time.Since(watched) < 2500*time.Millisecond; pause(c.ctx, 50*time.Millisecond) {
-			s := c.status()
-			if r := s.GetRollout(); r.GetState() != donav1.RolloutStatus_STATE_HOLDING || percent(s) != percent(held) || r.GetStepIndex() != held.Rollout.StepIndex {
-				t.Fatalf("while the endpoint is %s, %v became %v", mood, held.Rollout, r)
+		t.Run(mood, func(t *testing.T) {
+			t.Parallel()
+			p, j := newProcess(t), newJudge(t)
+			judged(p, j)
+			c := roll(t, p, &donav1.StartRolloutRequest{Steps: []uint32{10, 30, 60, 80, 100}, StepSeconds: 1, MaxErrorPercent: 100, MinRequests: 1,
+				Analysis: []*donav1.AnalysisQuery{j.query(t)}})
+			until(t, "a first measurement", func() bool { return measured(c.status()).GetVerdict() == donav1.Verdict_VERDICT_PASS })
+			if got := *j.token.Load(); got != secret {
+				t.Errorf("the endpoint was asked with %q, want the secret of the plugin's environment", got)
 			}
-		}
-		j.be("good")
-		until(t, "the rollout to go on after the endpoint was "+mood, func() bool {
-			r := c.status().GetRollout()
-			return r.GetStepIndex() > held.Rollout.StepIndex
+			j.be(mood)
+			var held *donav1.StatusReply
+			until(t, "the rollout to hold", func() bool {
+				held = c.reach(donav1.RolloutStatus_STATE_HOLDING)
+				a := measured(held)
+				return a.GetVerdict() == donav1.Verdict_VERDICT_MISSING && strings.HasPrefix(a.GetDetail(), reason)
+			})
+			// For longer than two steps would take nothing moves, with every answer fresh.
+			for watched := time.Now(); time.Since(watched) < 2500*time.Millisecond; pause(c.ctx, 50*time.Millisecond) {
+				s := c.status()
+				if r := s.GetRollout(); r.GetState() != donav1.RolloutStatus_STATE_HOLDING || percent(s) != percent(held) || r.GetStepIndex() != held.Rollout.StepIndex {
+					t.Fatalf("%v became %v", held.Rollout, r)
+				}
+			}
+			j.be("good")
+			c.reach(donav1.RolloutStatus_STATE_PROMOTED)
+			if strings.Contains(p.log.String(), secret) {
+				t.Error("the secret is in the host's log")
+			}
+			p.kill()
+			p.ledger()
 		})
 	}
-	if strings.Contains(p.log.String(), secret) {
-		t.Error("the secret is in the host's log")
-	}
-	c.reach(donav1.RolloutStatus_STATE_PROMOTED)
-	p.kill()
-	p.ledger()
 }

@@ -26,30 +26,51 @@ import (
 	donav1 "github.com/dodona-project/dodona/proto/dona/v1"
 )
 
-// binary builds the program once for all tests.
-var binary = sync.OnceValues(func() (string, error) {
-	dir, err := os.MkdirTemp("", "dona-host-test-*")
-	if err != nil {
-		return "", err
+// Each program is built once for all tests, at the first call.
+var (
+	binary         = program("dona-host", buildTags, ".")
+	donaProgram    = program("dona", "../dona")
+	pluginProgram  = program("plugin", "../../plugins/external/testdata/plugin")
+	ingressProgram = program("ingress", "../../examples/ingress")
+)
+
+// program is the file of what go build makes of args.
+func program(name string, args ...string) func(t *testing.T) string {
+	build := sync.OnceValues(func() (string, error) {
+		dir, err := builds()
+		if err != nil {
+			return "", err
+		}
+		file := filepath.Join(dir, name)
+		out, err := exec.Command("go", append([]string{"build", "-o", file}, args...)...).CombinedOutput()
+		if err != nil {
+			return "", fmt.Errorf("build of %s: %w\n%s", name, err, out)
+		}
+		return file, nil
+	})
+	return func(t *testing.T) string {
+		t.Helper()
+		file, err := build()
+		if err != nil {
+			t.Fatal(err)
+		}
+		return file
 	}
-	name := filepath.Join(dir, "dona-host")
-	out, err := exec.Command("go", "build", "-o", name, buildTags, ".").CombinedOutput()
-	if err != nil {
-		return "", fmt.Errorf("build: %w\n%s", err, out)
-	}
-	return name, nil
-})
+}
+
+// builds is the directory of what was built, for the life of the tests.
+var builds = sync.OnceValues(func() (string, error) { return os.MkdirTemp("", "dona-host-test-*") })
 
 // TestMain lets more tests run at once than there are processors: most of their
 // time they wait for leases, dwells and graces to pass.
 func TestMain(m *testing.M) {
 	flag.Parse()
 	if f := flag.Lookup("test.parallel"); f.Value.String() == f.DefValue {
-		_ = f.Value.Set("4")
+		_ = f.Value.Set("6")
 	}
 	code := m.Run()
-	if name, err := binary(); err == nil {
-		_ = os.RemoveAll(filepath.Dir(name))
+	if dir, err := builds(); err == nil {
+		_ = os.RemoveAll(dir)
 	}
 	os.Exit(code)
 }
@@ -106,15 +127,11 @@ func freePort(t *testing.T) string {
 
 func (p *process) command(args ...string) *exec.Cmd {
 	p.t.Helper()
-	name, err := binary()
-	if err != nil {
-		p.t.Fatal(err)
-	}
 	how := []string{"--dev", "--data-dir", p.dir}
 	if p.config != "" {
 		how = []string{"--config", p.config}
 	}
-	cmd := exec.Command(name, append(append(how, "--grpc-listen", p.grpc, "--http-listen", p.http,
+	cmd := exec.Command(binary(p.t), append(append(how, "--grpc-listen", p.grpc, "--http-listen", p.http,
 		"--heartbeat", "500ms", "--restart-grace", "5s"), append(p.args, args...)...)...)
 	cmd.Env = append(os.Environ(), p.env...)
 	return cmd

@@ -8,7 +8,6 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"os/exec"
-	"path/filepath"
 	"strings"
 	"syscall"
 	"testing"
@@ -112,11 +111,7 @@ func TestIngressProcess(t *testing.T) {
 // it listens.
 func startIngress(t *testing.T, host string) string {
 	t.Helper()
-	name := filepath.Join(t.TempDir(), "ingress")
-	if out, err := exec.Command("go", "build", "-o", name, "github.com/dodona-project/dodona/examples/ingress").CombinedOutput(); err != nil {
-		t.Fatalf("build: %v\n%s", err, out)
-	}
-	cmd := exec.Command(name, "-host", host, "-listen", "127.0.0.1:0", "-caller", "edge", "-region", "eu", "-refresh", "200ms")
+	cmd := exec.Command(ingressProgram(t), "-host", host, "-listen", "127.0.0.1:0", "-caller", "edge", "-region", "eu", "-refresh", "200ms")
 	log := &logBuffer{}
 	cmd.Stderr = log
 	stdout, err := cmd.StdoutPipe()

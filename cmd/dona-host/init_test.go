@@ -56,10 +56,7 @@ func tool(t *testing.T, env []string, name string, args ...string) (out string, 
 // secure is a directory that dona-host init has made, and its host, not started yet.
 func secure(t *testing.T) (dir string, p *process) {
 	t.Helper()
-	name, err := binary()
-	if err != nil {
-		t.Fatal(err)
-	}
+	name := binary(t)
 	dir = filepath.Join(t.TempDir(), "secured")
 	out, code := tool(t, nil, name, "init", dir, "--trust-domain", "prod.example.org", "--name", "ann")
 	if code != 0 {
@@ -155,11 +152,9 @@ func (p *process) as(w workload) *grpc.ClientConn {
 // workload that gets its identity for a token and registers, and another one that is
 // refused. What all of that leaves behind holds no secret.
 func TestInit(t *testing.T) {
+	t.Parallel()
 	dir, p := secure(t)
-	name, err := binary()
-	if err != nil {
-		t.Fatal(err)
-	}
+	name := binary(t)
 	for path, mode := range map[string]fs.FileMode{".": 0o700, "dona.yaml": 0o600, "data": 0o700, "data/ca": 0o700, "admin/ann": 0o700, "admin/ann/key.pem": 0o600} {
 		if info, err := os.Stat(filepath.Join(dir, path)); err != nil || info.Mode().Perm() != mode {
 			t.Errorf("%s: %v, %v, want mode %v", path, info, err, mode)
@@ -172,10 +167,7 @@ func TestInit(t *testing.T) {
 	bootstrap := p.args[1]
 
 	// The operator, by the command line.
-	cli := filepath.Join(t.TempDir(), "dona")
-	if out, err := exec.Command("go", "build", "-o", cli, "../dona").CombinedOutput(); err != nil {
-		t.Fatalf("%v\n%s", err, out)
-	}
+	cli := donaProgram(t)
 	admin := []string{"DONA_IDENTITY=" + filepath.Join(dir, "admin", "ann"), "DONA_HOST=" + p.grpc}
 	secretUnit, said := "unit-of-a-person-7f3a", ""
 	run := func(env []string, want int, args ...string) string {
@@ -343,11 +335,9 @@ func TestInit(t *testing.T) {
 // TestNewAuthority: a host whose authority's key is lost has another one made, with an
 // operator that it knows.
 func TestNewAuthority(t *testing.T) {
+	t.Parallel()
 	dir, p := secure(t)
-	name, err := binary()
-	if err != nil {
-		t.Fatal(err)
-	}
+	name := binary(t)
 	files, err := filepath.Glob(filepath.Join(dir, "data", "ca", "*.pem"))
 	if err != nil || len(files) != 1 {
 		t.Fatalf("%v, %v", files, err)
@@ -385,10 +375,8 @@ func TestNewAuthority(t *testing.T) {
 // TestInitBadInput: what is refused leaves nothing behind, and what is made says how to
 // go on in words that a shell takes.
 func TestInitBadInput(t *testing.T) {
-	name, err := binary()
-	if err != nil {
-		t.Fatal(err)
-	}
+	t.Parallel()
+	name := binary(t)
 	for _, args := range [][]string{
 		{"--trust-domain", "Prod.Example"}, {"--trust-domain", "../x"}, {"--trust-domain", ""}, {"--name", "../../x"}, {"--name", ""}, {"extra"}, {"--new-authority"},
 	} {
@@ -416,15 +404,10 @@ func TestInitBadInput(t *testing.T) {
 // TestNewAttestationKey: a host whose attestation key is lost has another one made, on
 // record, and whoever verifies has to be given it.
 func TestNewAttestationKey(t *testing.T) {
+	t.Parallel()
 	dir, p := secure(t)
-	name, err := binary()
-	if err != nil {
-		t.Fatal(err)
-	}
-	cli := filepath.Join(t.TempDir(), "dona")
-	if out, err := exec.Command("go", "build", "-o", cli, "../dona").CombinedOutput(); err != nil {
-		t.Fatalf("%v\n%s", err, out)
-	}
+	name := binary(t)
+	cli := donaProgram(t)
 	memory, env := filepath.Join(t.TempDir(), "seen.json"), []string{"DONA_IDENTITY=" + filepath.Join(dir, "admin", "ann"), "DONA_HOST=" + p.grpc}
 	verify := func(key string) (out string, code int) {
 		reports := filepath.Join(t.TempDir(), "reports")

@@ -25,18 +25,13 @@ import (
 func TestPinnedPluginMeasuresARollout(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
-	folder, built, dona := filepath.Join(dir, "plugins"), filepath.Join(dir, "build"), filepath.Join(dir, "dona")
-	for to, from := range map[string]string{built: "../../plugins/external/testdata/plugin", dona: "../dona"} {
-		if out, err := exec.Command("go", "build", "-o", to, from).CombinedOutput(); err != nil {
-			t.Fatalf("build: %v\n%s", err, out)
-		}
-	}
+	folder := filepath.Join(dir, "plugins")
 	if err := os.Mkdir(folder, 0o755); err != nil {
 		t.Fatal(err)
 	}
 	keep := func(args ...string) string {
 		t.Helper()
-		cmd := exec.Command(dona, append([]string{"plugin"}, args...)...)
+		cmd := exec.Command(donaProgram(t), append([]string{"plugin"}, args...)...)
 		cmd.Env = append(os.Environ(), "DONA_PLUGIN_DIR="+folder)
 		out, err := cmd.CombinedOutput()
 		if err != nil {
@@ -48,7 +43,7 @@ func TestPinnedPluginMeasuresARollout(t *testing.T) {
 	install := func(version string) {
 		t.Helper()
 		path := filepath.Join(dir, name)
-		stampPlugin(t, built, path, name, version)
+		stampPlugin(t, path, name, version)
 		keep("install", path)
 	}
 

@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"runtime"
 	"strconv"
@@ -25,10 +24,6 @@ import (
 func TestPluginIsDroppedIn(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
-	built := filepath.Join(dir, "build")
-	if out, err := exec.Command("go", "build", "-o", built, "../../plugins/external/testdata/plugin").CombinedOutput(); err != nil {
-		t.Fatalf("build: %v\n%s", err, out)
-	}
 	folder := filepath.Join(dir, "plugins")
 	place := func(name string) string {
 		path := filepath.Join(folder, name, "1.0.0", runtime.GOOS+"_"+runtime.GOARCH, name)
@@ -65,7 +60,7 @@ func TestPluginIsDroppedIn(t *testing.T) {
 	if err := choose(); status.Code(err) != codes.InvalidArgument {
 		t.Fatalf("a strategy that is not there: %v", err)
 	}
-	stampPlugin(t, built, place("strategy-new"), "strategy-new", "1.0.0")
+	stampPlugin(t, place("strategy-new"), "strategy-new", "1.0.0")
 	until(t, "the new strategy to be taken", func() bool { return choose() == nil })
 	until(t, "a plan by it", func() bool {
 		s, err := client.GetStatus(ctx, &donav1.GetStatusRequest{Service: "web"})
@@ -86,9 +81,9 @@ func TestPluginIsDroppedIn(t *testing.T) {
 
 // stampPlugin writes the plugin of the tests of package external, built, to path as one
 // of a name and a version.
-func stampPlugin(t *testing.T, built, path, name, version string) {
+func stampPlugin(t *testing.T, path, name, version string) {
 	t.Helper()
-	program, err := os.ReadFile(built)
+	program, err := os.ReadFile(pluginProgram(t))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -45,8 +45,7 @@ func TestPluginFromNothingToARollout(t *testing.T) {
 	}
 	p.start()
 
-	run(root, "go", "build", "-o", bin+"/", "./cmd/dona")
-	dona := filepath.Join(bin, "dona")
+	dona := donaProgram(t)
 	run(empty, dona, "plugin", "new", "analysis", "my-check")
 	project := filepath.Join(empty, "my-check")
 	t.Logf("make test: %s", run(project, "make", "test"))
