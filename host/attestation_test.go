@@ -26,6 +26,7 @@ import (
 // it, with another or with one that others can read is refused, but for --dev,
 // which warns of another.
 func TestAttestationKey(t *testing.T) {
+	t.Parallel()
 	dir := filepath.Join(t.TempDir(), "data")
 	file := filepath.Join(dir, "attestation.key")
 	recorded := func() (id string) {

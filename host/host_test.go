@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"flag"
 	"fmt"
 	"io"
 	"maps"
@@ -28,8 +29,13 @@ import (
 	donav1 "github.com/dodona-project/dodona/proto/dona/v1"
 )
 
+// TestMain lets more tests run at once than there are processors: most of their time
+// they wait.
 func TestMain(m *testing.M) {
-	builtin.Dispatch() // the host starts this program again as its plugins
+	builtin.Dispatch()                 // the host starts this program again as its plugins
+	_ = flag.Set("test.parallel", "6") // the command line wins
+	// Here, as tests that run beside one another have one environment.
+	_ = os.Setenv(secretVariable, "dan:"+planted+"-of-env")
 	goleak.VerifyTestMain(m)
 }
 
@@ -109,17 +115,21 @@ func start(t *testing.T, flags map[string]string) *running {
 	return r
 }
 
+// patience is how long is waited for what has to happen: the tests of this package run
+// beside one another, and others beside them.
+const patience = 2 * time.Minute
+
 func until(t *testing.T, what string, ok func() bool) {
 	t.Helper()
 	tick := time.NewTicker(20 * time.Millisecond)
 	defer tick.Stop()
-	late := time.NewTimer(30 * time.Second)
+	late := time.NewTimer(patience)
 	defer late.Stop()
 	for !ok() {
 		select {
 		case <-tick.C:
 		case <-late.C:
-			t.Fatalf("waited 30 s for %s", what)
+			t.Fatalf("waited %s for %s", patience, what)
 		}
 	}
 }
@@ -165,6 +175,7 @@ func labelsOf(text string) map[string]string {
 // TestHost starts a host, uses each part of it, and compares what it exports
 // with the page of metrics.
 func TestHost(t *testing.T) {
+	t.Parallel()
 	r := start(t, map[string]string{"bootstrap-listen": "127.0.0.1:0"})
 	if code, _ := r.get("/healthz"); code != 200 {
 		t.Errorf("/healthz answers %d", code)
@@ -175,7 +186,7 @@ func TestHost(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer func() { _ = conn.Close() }()
-	ctx, cancel := context.WithTimeout(context.Background(), 60*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
 	health, err := grpc_health_v1.NewHealthClient(conn).Check(ctx, &grpc_health_v1.HealthCheckRequest{})
 	if err != nil || health.Status != grpc_health_v1.HealthCheckResponse_SERVING {

@@ -6,7 +6,6 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/hashicorp/go-hclog"
 	"google.golang.org/grpc"
@@ -24,6 +23,7 @@ import (
 // A store with the data of one trust domain is refused by a host of another: the audit
 // chains of both in one store would read as tampered with.
 func TestOtherTrustDomain(t *testing.T) {
+	t.Parallel()
 	server := redistest.Start(t, redistest.Safe...)
 	dir := filepath.Join(t.TempDir(), "data")
 	for _, tt := range []struct {
@@ -54,10 +54,11 @@ func TestOtherTrustDomain(t *testing.T) {
 // With a replica down hard writes are refused and the rest goes on, also at a host that
 // starts then. Hosts that wait for different numbers of replicas say so.
 func TestStartWithAReplicaDown(t *testing.T) {
+	t.Parallel()
 	master := redistest.Start(t, redistest.Safe...)
 	replica := redistest.Start(t, append([]string{"replicaof", "127.0.0.1 " + master.Port()}, redistest.Safe...)...)
 	(&redistest.Group{}).AwaitReplicas(t, master, 1)
-	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
 	flags := func(replicas string) map[string]string {
 		return map[string]string{"store": "redis://" + master.Addr, "redis-replicas": replicas, "data-dir": filepath.Join(t.TempDir(), "data"), "heartbeat": "1s"}
@@ -68,7 +69,9 @@ func TestStartWithAReplicaDown(t *testing.T) {
 		t.Cleanup(func() { _ = conn.Close() })
 		return donav1.NewHostAdminClient(conn), donav1.NewControlPlaneClient(conn)
 	}
-	admin, client := dial(start(t, flags("1")))
+	first := start(t, flags("1"))
+	until(t, "/readyz at first", func() bool { code, _ := first.get("/readyz"); return code == 200 })
+	admin, client := dial(first)
 	setFlag := func(client donav1.ControlPlaneClient, name string) error {
 		_, err := client.SetFlag(ctx, &donav1.SetFlagRequest{Rule: &donav1.FlagRule{Service: "web", Flag: name}}, grpc.WaitForReady(true))
 		return err

@@ -24,6 +24,7 @@ import (
 // available and reaches a worker; what a target refuses is denied to its routing only,
 // and a proxy that dies is kept from traffic until it is back.
 func TestProxiesAreChecked(t *testing.T) {
+	t.Parallel()
 	var shut atomic.Bool
 	web := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		switch {
@@ -50,7 +51,7 @@ func TestProxiesAreChecked(t *testing.T) {
 	conn, err := grpc.NewClient(r.grpc, grpc.WithTransportCredentials(insecure.NewCredentials()))
 	check(t, err)
 	defer func() { _ = conn.Close() }()
-	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
 	pools := controlplanev1.NewPoolAdminClient(conn)
 	_, err = pools.PublishConfig(ctx, &controlplanev1.PublishConfigRequest{Yaml: fmt.Sprintf(`

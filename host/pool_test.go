@@ -9,7 +9,6 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
-	"time"
 
 	controlplanev1 "github.com/dodona-project/dodona/proto/controlplane/v1"
 	"google.golang.org/grpc"
@@ -19,6 +18,7 @@ import (
 // TestPool: a host takes a configuration of the egress plane, lists its proxies, and
 // answers over HTTP whom it knows.
 func TestPool(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
 	write := func(name, text string) string {
 		t.Helper()
@@ -35,7 +35,7 @@ func TestPool(t *testing.T) {
 	conn, err := grpc.NewClient(r.grpc, grpc.WithTransportCredentials(insecure.NewCredentials()))
 	check(t, err)
 	defer func() { _ = conn.Close() }()
-	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
 	pools := controlplanev1.NewPoolAdminClient(conn)
 	_, err = pools.PublishConfig(ctx, &controlplanev1.PublishConfigRequest{Yaml: `

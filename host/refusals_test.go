@@ -5,7 +5,6 @@ import (
 	"math"
 	"strings"
 	"testing"
-	"time"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
@@ -19,8 +18,9 @@ import (
 // TestPluginRefusals: what the plugins themselves refuse of a policy and of a
 // rollout's queries is the request's fault, by its field, and not the host's.
 func TestPluginRefusals(t *testing.T) {
+	t.Parallel()
 	r := start(t, nil)
-	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
 	conn, err := grpc.NewClient(r.grpc, grpc.WithTransportCredentials(insecure.NewCredentials()))
 	check(t, err)

@@ -36,6 +36,9 @@ import (
 // planted is in every secret that a host is given, and in nothing else.
 const planted = "pl4nted"
 
+// secretVariable is the variable of the environment that TestMain sets.
+const secretVariable = "PROXY_POOL_SECRET_DC2"
+
 // told is what a host lets be seen, all together.
 type told struct {
 	t   *testing.T
@@ -84,8 +87,10 @@ func (s *told) files(dir string) {
 // reports, backups and listings, nor does it repeat those that clients send where they
 // do not belong.
 func TestNoSecretStays(t *testing.T) {
-	t.Run("embedded", func(t *testing.T) { noSecretStays(t, nil) })
+	t.Parallel()
+	t.Run("embedded", func(t *testing.T) { t.Parallel(); noSecretStays(t, nil) })
 	t.Run("redis", func(t *testing.T) {
+		t.Parallel()
 		server := redistest.Start(t, redistest.Safe...)
 		seen := noSecretStays(t, map[string]string{"store": "redis://" + server.Addr, "redis-cluster": "c"})
 		server.Do("SAVE")
@@ -110,7 +115,6 @@ func noSecretStays(t *testing.T, flags map[string]string) *told {
 	write("secrets/dc", "ada:"+planted+"-of-file\n")
 	write("secrets/odd", planted+"-without-a-colon\n")
 	write("lists/vendor.txt", "192.0.2.9:1080:bob:"+planted+"-inline\nsocks5://carl:"+planted+"%2Duserinfo@192.0.2.10:1080\n192.0.2.11:70000:eve:"+planted+"-of-bad-line\n")
-	t.Setenv("PROXY_POOL_SECRET_DC2", "dan:"+planted+"-of-env")
 	lists := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		_, _ = io.WriteString(w, "http://fay:"+planted+"-fetched@192.0.2.12:3128\nhttp://gil:"+planted+"-of-bad-host@127.1:3128\n")
 	}))
@@ -124,7 +128,7 @@ func noSecretStays(t *testing.T, flags map[string]string) *told {
 	conn, err := grpc.NewClient(r.grpc, grpc.WithTransportCredentials(insecure.NewCredentials()))
 	check(t, err)
 	defer func() { _ = conn.Close() }()
-	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
 	until(t, "/readyz", func() bool { code, _ := r.get("/readyz"); return code == 200 })
 	pools := controlplanev1.NewPoolAdminClient(conn)
@@ -132,7 +136,7 @@ func noSecretStays(t *testing.T, flags map[string]string) *told {
 cluster: {id: c1}
 upstreams:
   - {name: dc, protocol: http, check: {basic: false}, secretRef: "file:dc", source: {type: static, proxies: [192.0.2.1:3128, 192.0.2.2:3128]}}
-  - {name: dc2, protocol: http, check: {basic: false}, secretRef: "env:PROXY_POOL_SECRET_DC2", source: {type: static, proxies: [192.0.2.3:3128]}}
+  - {name: dc2, protocol: http, check: {basic: false}, secretRef: "env:` + secretVariable + `", source: {type: static, proxies: [192.0.2.3:3128]}}
   - {name: odd, protocol: http, check: {basic: false}, secretRef: "file:odd", source: {type: static, proxies: [192.0.2.4:3128]}}
   - {name: vendor, protocol: socks5, check: {basic: false}, source: {type: file, path: vendor.txt, interval: 1s}}
   - {name: fetched, protocol: http, check: {basic: false}, source: {type: http, url: "` + lists.URL + `/list", interval: 1s}}

@@ -64,12 +64,13 @@ func (r *running) as(src svidtest.Source) *grpc.ClientConn {
 // TestSecuredHost: a host with its identity in files lets in who has one, on every
 // listener, and follows its files without a stream noticing.
 func TestSecuredHost(t *testing.T) {
+	t.Parallel()
 	ca := svidtest.NewCA(t, domain)
 	own := filepath.Join(t.TempDir(), "own")
 	ca.Source("/host/h1").Write(t, own)
 	socket := filepath.Join(socketDir(t), "debug")
 	r := start(t, map[string]string{"dev": "false", "identity-dir": own, "trust-domain": domain, "http-ops-listen": "127.0.0.1:0", "debug-socket": socket})
-	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
 
 	admin := r.as(ca.Source("/admin/ann"))
@@ -179,6 +180,7 @@ func TestSecuredHost(t *testing.T) {
 // TestMetricsOutliveNoCertificate: who keeps a connection is let in no longer than its
 // certificate lasts.
 func TestMetricsOutliveNoCertificate(t *testing.T) {
+	t.Parallel()
 	ca := svidtest.NewCA(t, domain)
 	own := filepath.Join(t.TempDir(), "own")
 	ca.Source("/host/h1").Write(t, own)
@@ -264,6 +266,7 @@ func TestBadIdentity(t *testing.T) {
 // TestPlaintextInWords: without dev, plaintext has to be asked for in words, and then
 // everyone is an operator under a name of its own.
 func TestPlaintextInWords(t *testing.T) {
+	t.Parallel()
 	r := start(t, map[string]string{"dev": "false", "grpc-plaintext": "anyone-who-connects-is-an-operator"})
 	conn, err := grpc.NewClient(r.grpc, grpc.WithTransportCredentials(insecure.NewCredentials()))
 	check(t, err)
@@ -275,6 +278,7 @@ func TestPlaintextInWords(t *testing.T) {
 // TestOwnIdentityRotates: a host that issues its own SVID shows a new one well before
 // the last one ends, and no more often than that takes.
 func TestOwnIdentityRotates(t *testing.T) {
+	t.Parallel()
 	const ttl = 8 * time.Second
 	r := start(t, map[string]string{"dev": "false", "trust-domain": domain, "identity-ttl": ttl.String(), "identity-min-ttl": "1s"})
 	rotates(t, r, ttl)
@@ -310,6 +314,7 @@ func rotates(t *testing.T, r *running, ttl time.Duration) {
 // TestSecuredWithAReplicaDown: a host that issues its own SVID starts and renews it also
 // while hard writes are refused.
 func TestSecuredWithAReplicaDown(t *testing.T) {
+	t.Parallel()
 	const ttl = 8 * time.Second
 	master := redistest.Start(t, redistest.Safe...)
 	replica := redistest.Start(t, append([]string{"replicaof", "127.0.0.1 " + master.Port()}, redistest.Safe...)...)
@@ -328,6 +333,7 @@ func TestSecuredWithAReplicaDown(t *testing.T) {
 // TestSecuredStandBy: a host whose store is away and whose identity the store has to
 // know lets nobody in, in plaintext or not, and says at its ops address why.
 func TestSecuredStandBy(t *testing.T) {
+	t.Parallel()
 	r := start(t, map[string]string{"dev": "false", "store": "redis://127.0.0.1:1", "http-ops-listen": "127.0.0.1:0"})
 	var where struct{ Ops string }
 	text, err := os.ReadFile(filepath.Join(r.dir, "host.json"))
@@ -372,6 +378,7 @@ func (s *renewed) GetX509BundleForTrustDomain(domain spiffeid.TrustDomain) (*x50
 // TestClientOutlivesItsCertificates: an application whose certificates last seconds
 // stays registered and keeps its snapshots fresh over several of them.
 func TestClientOutlivesItsCertificates(t *testing.T) {
+	t.Parallel()
 	ca := svidtest.NewCA(t, domain)
 	own := filepath.Join(t.TempDir(), "own")
 	ca.Source("/host/h1").Write(t, own)

@@ -21,9 +21,10 @@ import (
 // other. When the server has lost its data, both refuse actions, say why, and leave
 // their watchers what they have, until somebody adopts the server at either of them.
 func TestTwoHostsOnRedis(t *testing.T) {
+	t.Parallel()
 	server := redistest.Start(t, redistest.Safe...)
 	flags := map[string]string{"store": "redis://" + server.Addr, "redis-cluster": "pair", "heartbeat": "500ms", "restart-grace": "3s"}
-	ctx, cancel := context.WithTimeout(context.Background(), 60*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
 	var clients []donav1.ControlPlaneClient
 	var admins []donav1.HostAdminClient
@@ -193,9 +194,10 @@ func entries(t *testing.T, server *redistest.Server, cluster, chain, kind string
 // knows, serves what needs no store, says what it waits for, and goes on by itself;
 // also when no other host runs it can adopt what is there.
 func TestStartWithoutTheStore(t *testing.T) {
+	t.Parallel()
 	server := redistest.Start(t, redistest.Safe...)
 	flags := map[string]string{"store": "redis://" + server.Addr, "redis-cluster": "alone", "data-dir": filepath.Join(t.TempDir(), "data")}
-	ctx, cancel := context.WithTimeout(context.Background(), 60*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
 	dial := func(r *running) (donav1.HostAdminClient, donav1.ControlPlaneClient) {
 		conn, err := grpc.NewClient(r.grpc, grpc.WithTransportCredentials(insecure.NewCredentials()))
@@ -204,6 +206,7 @@ func TestStartWithoutTheStore(t *testing.T) {
 		return donav1.NewHostAdminClient(conn), donav1.NewControlPlaneClient(conn)
 	}
 	first := start(t, flags)
+	until(t, "/readyz at first", func() bool { code, _ := first.get("/readyz"); return code == 200 })
 	_, client := dial(first)
 	_, err := client.SetFlag(ctx, &donav1.SetFlagRequest{Rule: &donav1.FlagRule{Service: "web", Flag: "f"}})
 	check(t, err)

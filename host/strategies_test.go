@@ -23,8 +23,9 @@ import (
 // application's picks come to: the policy, the plugin's process, its plan, the
 // snapshot and the client that executes it.
 func TestStrategies(t *testing.T) {
+	t.Parallel()
 	r := start(t, nil)
-	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
 	conn, err := grpc.NewClient(r.grpc, grpc.WithTransportCredentials(insecure.NewCredentials()))
 	check(t, err)

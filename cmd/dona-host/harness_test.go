@@ -42,7 +42,7 @@ func program(name string, args ...string) func(t *testing.T) string {
 			return "", err
 		}
 		file := filepath.Join(dir, name)
-		out, err := exec.Command("go", append([]string{"build", "-o", file}, args...)...).CombinedOutput()
+		out, err := exec.Command("go", append([]string{"build", "-ldflags=-s -w", "-o", file}, args...)...).CombinedOutput()
 		if err != nil {
 			return "", fmt.Errorf("build of %s: %w\n%s", name, err, out)
 		}
@@ -64,10 +64,7 @@ var builds = sync.OnceValues(func() (string, error) { return os.MkdirTemp("", "d
 // TestMain lets more tests run at once than there are processors: most of their
 // time they wait for leases, dwells and graces to pass.
 func TestMain(m *testing.M) {
-	flag.Parse()
-	if f := flag.Lookup("test.parallel"); f.Value.String() == f.DefValue {
-		_ = f.Value.Set("6")
-	}
+	_ = flag.Set("test.parallel", "6") // the command line wins
 	code := m.Run()
 	if dir, err := builds(); err == nil {
 		_ = os.RemoveAll(dir)

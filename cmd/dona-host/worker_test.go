@@ -77,6 +77,11 @@ allocation: {snapshotValidity: 4s, maxStaleAge: 8s}
 	if v := w.View().Version(); v <= held {
 		t.Errorf("version %d after %d", v, held)
 	}
+	until(t, "it to be told", func() bool { // after the state itself
+		mu.Lock()
+		defer mu.Unlock()
+		return states[len(states)-1] == worker.Serving
+	})
 	mu.Lock()
 	defer mu.Unlock()
 	if want := []worker.State{worker.Serving, worker.Expired, worker.Stale, worker.Ended, worker.Serving}; !slices.Equal(states, want) {

@@ -4,17 +4,23 @@ package spawntest
 
 import (
 	"bytes"
+	"fmt"
 	"os"
 	"os/exec"
+	"path"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 )
 
-// Build builds programs of this module, side by side, and returns their directory. A
-// test that runs a demonstration is skipped with -short, and where there is no /proc.
+// Build builds programs of this module, side by side, and returns their directory,
+// which is the test's own: each of them is built once for all tests of a process, and
+// linked into it. Who writes another file in the place of one removes it first. A test
+// that runs a demonstration is skipped with -short, and where there is no /proc.
 func Build(t *testing.T, packages ...string) string {
 	t.Helper()
 	if testing.Short() {
@@ -24,14 +30,60 @@ func Build(t *testing.T, packages ...string) string {
 		t.Skip("looks for processes left behind in /proc")
 	}
 	dir := t.TempDir()
-	args := []string{"build", "-o", dir + "/"}
-	for _, p := range packages {
-		args = append(args, "github.com/dodona-project/dodona/"+p)
-	}
-	if out, err := exec.Command("go", args...).CombinedOutput(); err != nil {
-		t.Fatalf("build: %v\n%s", err, out)
+	if err := built.into(dir, packages); err != nil {
+		t.Fatal(err)
 	}
 	return dir
+}
+
+// Clean removes what was built. TestMain calls it once all tests have ended.
+func Clean() { built.clean() }
+
+// built has the programs that were built.
+var built programs
+
+type programs struct {
+	mu   sync.Mutex
+	dir  string          // empty = nothing was built yet
+	done map[string]bool // by package
+}
+
+// into builds what was not yet, and links all of packages into dir.
+func (b *programs) into(dir string, packages []string) (err error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.dir == "" {
+		if b.dir, err = os.MkdirTemp("", "spawntest-*"); err != nil {
+			return err
+		}
+		b.done = map[string]bool{}
+	}
+	args := []string{"build", "-ldflags=-s -w", "-o", b.dir + "/"}
+	missing := slices.DeleteFunc(slices.Clone(packages), func(p string) bool { return b.done[p] })
+	for _, p := range missing {
+		args = append(args, "github.com/dodona-project/dodona/"+p)
+	}
+	if len(missing) > 0 {
+		if out, err := exec.Command("go", args...).CombinedOutput(); err != nil {
+			return fmt.Errorf("build: %w\n%s", err, out)
+		}
+	}
+	for _, p := range packages {
+		b.done[p] = true
+		if err := os.Link(filepath.Join(b.dir, path.Base(p)), filepath.Join(dir, path.Base(p))); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (b *programs) clean() {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.dir != "" {
+		_ = os.RemoveAll(b.dir)
+	}
+	b.dir = ""
 }
 
 // Run is a demonstration with a temporary directory of its own. What it starts has a mark
