@@ -321,7 +321,7 @@ func TestDocumentedCommandsExist(t *testing.T) {
 		targets[string(m[1])] = true
 	}
 	bin := t.TempDir()
-	output(t, "go", "build", "-o", bin+"/", "./cmd/dona", "./cmd/dona-host")
+	output(t, "go", "build", "-ldflags=-s -w", "-o", bin+"/", "./cmd/dona", "./cmd/dona-host")
 	helps := map[string]string{} // what a command says of itself; empty = it is not known
 	help := func(program string, command []string) string {
 		key := strings.Join(append([]string{program}, command...), " ")

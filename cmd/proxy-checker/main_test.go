@@ -36,6 +36,7 @@ import (
 	"github.com/dodona-project/dodona/cmd/internal/startup"
 	"github.com/dodona-project/dodona/host"
 	"github.com/dodona-project/dodona/host/config"
+	"github.com/dodona-project/dodona/host/loopback"
 	"github.com/dodona-project/dodona/plugins/lock"
 	"github.com/dodona-project/dodona/sdk/dona/svidtest"
 	"github.com/dodona-project/dodona/sdk/plugin"
@@ -199,10 +200,9 @@ func startChecker(t *testing.T, p *plane, id string, args ...string) *process {
 	t.Helper()
 	file := filepath.Join(t.TempDir(), "checker.yaml")
 	fatal(t, os.WriteFile(file, []byte("controlPlane: {tls: {mode: disabled}}\nchecker: {drain: 5s}\nplugins: {probe: {proxy: {env: {PROBE_ALLOW: loopback}}}}\n"), 0o600))
-	l, err := net.Listen("tcp", "127.0.0.1:0")
+	admin, err := loopback.Free()
 	fatal(t, err)
-	c := &process{t: t, stderr: &output{}, admin: l.Addr().String()}
-	_ = l.Close()
+	c := &process{t: t, stderr: &output{}, admin: admin}
 	c.Cmd = exec.Command(os.Args[0], append([]string{
 		"-control-plane", p.grpc, "-checker-id", id, "-instance-id", id + "-1", "-config", file, "-admin-listen", c.admin, "-log-level", "debug",
 	}, args...)...)
@@ -248,6 +248,7 @@ func (c *process) metric(name string) string {
 // TestChecker: a checker that is a process of its own checks proxies with credentials,
 // which are in none of its logs and metrics, and drains when it is told to end.
 func TestChecker(t *testing.T) {
+	t.Parallel()
 	secrets := t.TempDir()
 	fatal(t, os.WriteFile(filepath.Join(secrets, "dc"), []byte("ada:planted-password\n"), 0o600))
 	p := startPlane(t, map[string]string{"pool-secrets-dir": secrets})
@@ -279,6 +280,7 @@ func TestChecker(t *testing.T) {
 // TestCheckerKilled: what a checker held when it was killed is checked by others in the
 // time of a lease.
 func TestCheckerKilled(t *testing.T) {
+	t.Parallel()
 	p := startPlane(t, nil)
 	c := startChecker(t, p, "paris")
 	// Slow ones, so that it dies with tasks.
@@ -304,6 +306,7 @@ func TestCheckerKilled(t *testing.T) {
 
 // TestNewProbe: a probe that is dropped into a running checker is used, with no restart.
 func TestNewProbe(t *testing.T) {
+	t.Parallel()
 	p, dir := startPlane(t, nil), t.TempDir()
 	c := startChecker(t, p, "paris", "-plugin-dir", dir)
 	p.publish(servers(t, 3, proxytest.Options{Status: 500}), "check: {probe: "+newProbe+"}")
@@ -378,6 +381,7 @@ func (l *liar) count() (n int) {
 // nobody unhealthy, as long as another checker does not agree; and all come back when it
 // is gone.
 func TestOneCheckerSaysAllDown(t *testing.T) {
+	t.Parallel()
 	p := startPlane(t, nil)
 	c := startChecker(t, p, "honest")
 	p.publish(servers(t, 8, proxytest.Options{}), "")

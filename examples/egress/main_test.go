@@ -18,7 +18,9 @@ import (
 	"github.com/dodona-project/dodona/host/spawn/spawntest"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) {
+	goleak.VerifyTestMain(m, goleak.Cleanup(func(code int) { spawntest.Clean(); os.Exit(code) }))
+}
 
 func build(t *testing.T) string {
 	return spawntest.Build(t, "examples/egress", "cmd/dona-host", "cmd/proxy-gateway", "cmd/proxy-checker")
@@ -55,6 +57,7 @@ func TestEgress(t *testing.T) {
 }
 
 func TestInterruptEndsIt(t *testing.T) {
+	t.Parallel()
 	dir := build(t)
 	cmd := spawntest.Command(t, filepath.Join(dir, "egress"), "-bin", dir)
 	var stderr bytes.Buffer
@@ -89,9 +92,14 @@ func TestInterruptEndsIt(t *testing.T) {
 
 // What did not happen is told, with exit code 1 and the logs.
 func TestWhatDoesNotHappenIsTold(t *testing.T) {
+	t.Parallel()
 	dir := build(t)
 	broken := "#!/bin/sh\necho no gateway today >&2\nexit 3\n"
-	if err := os.WriteFile(filepath.Join(dir, "proxy-gateway"), []byte(broken), 0o700); err != nil {
+	gateway := filepath.Join(dir, "proxy-gateway")
+	if err := os.Remove(gateway); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(gateway, []byte(broken), 0o700); err != nil {
 		t.Fatal(err)
 	}
 	cmd := spawntest.Command(t, filepath.Join(dir, "egress"), "-bin", dir)

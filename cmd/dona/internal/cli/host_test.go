@@ -23,7 +23,7 @@ import (
 func startHost(t *testing.T) (addresses []string, dataDir string) {
 	dir := t.TempDir()
 	program := filepath.Join(dir, "dona-host")
-	build := exec.Command("go", "build", "-o", program, "github.com/dodona-project/dodona/cmd/dona-host")
+	build := exec.Command("go", "build", "-ldflags=-s -w", "-o", program, "github.com/dodona-project/dodona/cmd/dona-host")
 	if out, err := build.CombinedOutput(); err != nil {
 		t.Fatalf("build of the host: %v\n%s", err, out)
 	}
@@ -68,6 +68,7 @@ func TestAgainstTheHost(t *testing.T) {
 	if testing.Short() {
 		t.Skip("builds the host and runs it")
 	}
+	t.Parallel()
 	addresses, dataDir := startHost(t)
 	address := addresses[0]
 	stdin, hold := io.Pipe()

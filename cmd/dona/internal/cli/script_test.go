@@ -52,6 +52,7 @@ func fakeOf(ts *testscript.TestScript) *fakeHost { return ts.Value(hostKey{}).(*
 // At $MUTE_HOST connections are taken and nothing is ever said. On Unix
 // there are also interrupt and brokenpipe, see there.
 func TestScripts(t *testing.T) {
+	t.Parallel()
 	testscript.Run(t, testscript.Params{
 		Dir:                 "testdata/script",
 		RequireExplicitExec: true,

@@ -25,6 +25,7 @@ func programs(t *testing.T) string {
 // TestDemo plays it with --json, so that what was seen is on stdout and the story
 // on stderr; TestInterruptEndsTheDemo reads the story where it is without.
 func TestDemo(t *testing.T) {
+	t.Parallel()
 	program := programs(t)
 	cmd := spawntest.Command(t, program, "demo", "--json")
 	var story bytes.Buffer
@@ -53,6 +54,7 @@ func TestDemo(t *testing.T) {
 }
 
 func TestInterruptEndsTheDemo(t *testing.T) {
+	t.Parallel()
 	program := programs(t)
 	cmd := spawntest.Command(t, program, "demo")
 	var errOut bytes.Buffer
