@@ -199,7 +199,7 @@ func (h *Host) wire() (err error) {
 	}
 	h.checks = check.New(check.Options{
 		Store: h.store, Planes: map[string]check.Plane{service.CheckPlane: h.plane, pool.CheckPlane: h.pool},
-		Rules:  check.DefaultRules(h.config.CheckInterval, h.config.CheckTimeout),
+		Rules: check.DefaultRules(h.config.CheckInterval, h.config.CheckTimeout), Window: h.config.ControlPlane.MaxCheckClaim,
 		Logger: h.log.Named("checks"), Registerer: h.metrics,
 	})
 	h.checker = check.NewChecker(h.checks, probes, check.InsidePrefix+h.id)

@@ -30,12 +30,14 @@ func (h *Host) openIdentity() error {
 	if h.domain, err = spiffeid.TrustDomainFromString(h.config.TrustDomain); err != nil {
 		return wrong("trust_domain", "is %q: %v", h.config.TrustDomain, err)
 	}
-	dir := h.config.IdentityDir
-	if dir == "" {
+	dir, names, key := h.config.IdentityDir, h.config.ControlPlane, "identity.dir"
+	if names.TLSCert != "" {
+		key = "controlPlane.tls"
+	} else if dir == "" {
 		return nil // it is issued once there is a store
 	}
 	log := h.log.Named("identity")
-	files, err := svidfile.Open(dir, svidfile.Options{
+	options := svidfile.Options{
 		Failed: func(err error) {
 			h.reloads.WithLabelValues("failed").Inc()
 			log.Error("the files of this host's identity do not hold: what was there before goes on", "error", err)
@@ -44,13 +46,20 @@ func (h *Host) openIdentity() error {
 			h.reloads.WithLabelValues("ok").Inc()
 			log.Info("this host's identity was replaced")
 		},
-	})
+	}
+	open := func() (*svidfile.Source, error) { return svidfile.Open(dir, options) }
+	if names.TLSCert != "" {
+		open = func() (*svidfile.Source, error) {
+			return svidfile.OpenFiles(names.TLSCert, names.TLSKey, names.TLSCA, options)
+		}
+	}
+	files, err := open()
 	if err != nil {
-		return wrong("identity.dir", "does not hold: %v", err)
+		return wrong(key, "does not hold: %v", err)
 	}
 	if id, err := identity.ParseID(files.ID().String()); err != nil || id.Kind != identity.Host || id.TrustDomain != h.config.TrustDomain {
 		_ = files.Close()
-		return wrong("identity.dir", "holds %s: a host needs spiffe://%s/host/<id>", files.ID(), h.config.TrustDomain)
+		return wrong(key, "holds %s: a host needs spiffe://%s/host/<id>", files.ID(), h.config.TrustDomain)
 	}
 	h.identity, h.closeIdentity = files, files.Close
 	log.Info("this host is", "spiffe_id", files.ID().String())
@@ -66,7 +75,15 @@ func wrong(key, format string, args ...any) error {
 func (h *Host) edge() api.Options {
 	return api.Options{
 		Dev: h.config.Dev, Plaintext: h.config.Plaintext && !h.config.Dev, Identity: h.identity, TrustDomain: h.domain, Environment: h.config.Environment,
-		Caps: api.Caps(h.config.Caps), Memory: memory, Health: h.health, Logger: h.log.Named("api"), HostAdmin: h.admin(),
+		Caps: api.Caps(h.config.Caps), Bounds: h.bounds(), Memory: memory, Health: h.health, Logger: h.log.Named("api"), HostAdmin: h.admin(),
+	}
+}
+
+func (h *Host) bounds() api.Bounds {
+	c := h.config.ControlPlane
+	return api.Bounds{
+		MessageBytes: c.MaxMessageBytes, Streams: uint32(c.MaxConcurrentStreams), StreamDuration: c.MaxStreamDuration,
+		KeepaliveTime: c.KeepaliveTime, KeepaliveTimeout: c.KeepaliveTimeout, KeepaliveMinTime: c.KeepaliveMinTime,
 	}
 }
 

@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"errors"
 	"io"
+	"maps"
 	"net"
 	"net/http"
 	"net/http/httptrace"
@@ -268,6 +269,54 @@ func TestBadIdentity(t *testing.T) {
 func TestPlaintextInWords(t *testing.T) {
 	t.Parallel()
 	r := start(t, map[string]string{"dev": "false", "grpc-plaintext": "anyone-who-connects-is-an-operator"})
+	conn, err := grpc.NewClient(r.grpc, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	check(t, err)
+	defer func() { _ = conn.Close() }()
+	_, err = donav1.NewControlPlaneClient(conn).SetFlag(context.Background(), &donav1.SetFlagRequest{Rule: &donav1.FlagRule{Service: "web", Flag: "f"}})
+	check(t, err)
+}
+
+// TestIdentityFiles: a host's identity may lie in files of any names, which are
+// followed as those of a directory are; what does not hold is told by its key.
+func TestIdentityFiles(t *testing.T) {
+	ca := svidtest.NewCA(t, domain)
+	dir := filepath.Join(t.TempDir(), "own")
+	ca.Source("/host/h1").Write(t, dir)
+	flags := map[string]string{"dev": "false", "trust-domain": domain, "tls-cert": "cert.pem", "tls-key": "key.pem", "tls-ca": "bundle.pem"}
+	for flag, from := range maps.Clone(flags) {
+		if to := filepath.Join(dir, "of-the-host-"+from); strings.HasSuffix(from, ".pem") {
+			check(t, os.Rename(filepath.Join(dir, from), to))
+			flags[flag] = to
+		}
+	}
+	r := start(t, flags)
+	_, err := donav1.NewControlPlaneClient(r.as(ca.Source("/admin/ann"))).ListServices(t.Context(), &donav1.ListServicesRequest{})
+	check(t, err)
+	shown := func() string {
+		conn, err := tls.Dial("tcp", r.grpc, &tls.Config{InsecureSkipVerify: true, NextProtos: []string{"h2"}}) // it only looks
+		check(t, err)
+		defer func() { _ = conn.Close() }()
+		return conn.ConnectionState().PeerCertificates[0].SerialNumber.String()
+	}
+	was := shown()
+	next := filepath.Join(t.TempDir(), "next")
+	ca.Source("/host/h1").Write(t, next)
+	for _, name := range []string{"cert.pem", "key.pem", "bundle.pem"} {
+		check(t, os.Rename(filepath.Join(next, name), filepath.Join(dir, "of-the-host-"+name)))
+	}
+	until(t, "the new certificate is shown", func() bool { return shown() != was })
+
+	check(t, os.WriteFile(flags["tls-cert"], []byte("no certificate"), 0o600))
+	c, err := config.Load("", nil, flags)
+	check(t, err)
+	if _, err := host.New(c, hclog.NewNullLogger()); err == nil || !strings.Contains(err.Error(), "controlPlane.tls") || !strings.Contains(err.Error(), flags["tls-cert"]) {
+		t.Errorf("a certificate that is none: %v", err)
+	}
+}
+
+// TestTLSDisabled: on loopback a host may be had without identities.
+func TestTLSDisabled(t *testing.T) {
+	r := start(t, map[string]string{"dev": "false", "tls-mode": "disabled"})
 	conn, err := grpc.NewClient(r.grpc, grpc.WithTransportCredentials(insecure.NewCredentials()))
 	check(t, err)
 	defer func() { _ = conn.Close() }()

@@ -79,9 +79,16 @@ type setup struct {
 	issuer    *identity.Options
 	edit      func(*api.Options)
 	dial      []grpc.DialOption
+	counters  int // proxies that a worker owns; 0 = the default
+	window    int // tasks that a checker holds; the same
 }
 
 func withHeartbeat(d time.Duration) option { return func(s *setup) { s.heartbeat = d } }
+
+// withBounds sets how many proxies a worker owns and how many tasks a checker holds.
+func withBounds(counters, window int) option {
+	return func(s *setup) { s.counters, s.window = counters, window }
+}
 
 // withStore puts a faulty store under what acts.
 func withStore(wrap func(store.Store) store.Store) option { return func(s *setup) { s.wrap = wrap } }
@@ -170,7 +177,7 @@ func newEdge(t *testing.T, options ...option) *edge {
 	stop := sync.OnceFunc(func() { close(stopping) })
 	fake := newFakePlugins()
 	metrics := prom.NewRegistry()
-	checks := check.New(check.Options{Store: st, Planes: map[string]check.Plane{service.CheckPlane: plane}, Rules: check.DefaultRules(30*time.Second, 5*time.Second)})
+	checks := check.New(check.Options{Store: st, Planes: map[string]check.Plane{service.CheckPlane: plane}, Rules: check.DefaultRules(30*time.Second, 5*time.Second), Window: o.window})
 	control := &api.ControlPlane{
 		Store: st, Audit: ledger, Plane: plane, Sessions: sessions, Feeds: feeds, Rollouts: rollouts, Delivery: deliveries,
 		Attester: &audit.Attester{Store: actions, Log: ledger, Signer: newSigner(t)},
@@ -179,7 +186,7 @@ func newEdge(t *testing.T, options ...option) *edge {
 		Probe:    judge("probe", "http"),
 		Strategy: judge("strategy", "round-robin", "least-connections", "priority"),
 	}
-	proxies := pool.New(pool.Options{Store: actions, Audit: ledger, HostID: "h1", Strategy: pool.PluginCheck(judge("strategy", "round-robin", "priority"))})
+	proxies := pool.New(pool.Options{Store: actions, Audit: ledger, HostID: "h1", MaxCounters: o.counters, Strategy: pool.PluginCheck(judge("strategy", "round-robin", "priority"))})
 	var issuer *identity.Issuer
 	if o.issuer != nil {
 		o.issuer.Store, o.issuer.Audit, o.issuer.TrustDomain, o.issuer.HostID = actions, ledger, "example.org", "h1"

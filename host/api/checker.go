@@ -181,6 +181,11 @@ func (s *CheckerControlPlane) ReportObservations(ctx context.Context, req *contr
 	if n := len(req.Observations); n == 0 || n > limits.Observations {
 		return nil, refusal.Field("observations", "has %d items: allowed are 1 to %d", n, limits.Observations)
 	}
+	for i, o := range req.Observations {
+		if err := checkNumbers(fmt.Sprintf("observations[%d].", i), o); err != nil {
+			return nil, err
+		}
+	}
 	if err := who(ctx).is(identity.Checker, "checker_id", req.CheckerId); err != nil {
 		return nil, err
 	}
@@ -210,6 +215,21 @@ func report(o *controlplanev1.HealthObservation) check.Report {
 	}
 	r.Plane, r.Scope, r.ID, _ = check.ParseName(o.GetTaskId())
 	return r
+}
+
+// checkNumbers refuses what no host of this version knows. What is left out is the
+// broker's to refuse, with a receipt.
+func checkNumbers(at string, o *controlplanev1.HealthObservation) error {
+	if _, known := controlplanev1.CheckLevel_name[int32(o.GetLevel())]; !known {
+		return refusal.Field(at+"level", "is %d: allowed are BASIC, EGRESS and TARGET", o.GetLevel())
+	}
+	if _, known := controlplanev1.HealthObservation_Result_name[int32(o.GetResult())]; !known {
+		return refusal.Field(at+"result", "is %d: allowed are SUCCESS, FAILURE and INCONCLUSIVE", o.GetResult())
+	}
+	if _, known := controlplanev1.ErrorClass_name[int32(o.GetErrorClass())]; !known {
+		return refusal.Field(at+"error_class", "is %d: it is not known to this host", o.GetErrorClass())
+	}
+	return nil
 }
 
 func checkChecker(id, instance string) error {

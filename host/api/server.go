@@ -48,6 +48,7 @@ type Options struct {
 	Environment  string               // that workers and checkers have to be of; empty = any
 	Published    Environment          // of the published configuration, which goes before Environment; nil = none
 	Caps         Caps
+	Bounds       Bounds
 	Memory       func() (used, limit uint64) // to shed load by; nil = never
 	Logger       hclog.Logger
 	Registerer   prometheus.Registerer
@@ -69,8 +70,9 @@ func New(o Options) (*grpc.Server, error) {
 	if (o.Identity == nil) != (o.Dev || o.Plaintext) {
 		return nil, errors.New("api: callers either have identities or are let in without: one of Identity, Dev and Plaintext")
 	}
+	o.Bounds = o.Bounds.filled()
 	g := &guard{dev: o.Dev, plaintext: o.Plaintext, waiting: o.ControlPlane == nil, log: o.Logger, limiters: newLimiters(), parsing: newParsing(snapshot.Codec()),
-		environment: o.Environment, published: o.Published, sendTimeout: cmp.Or(o.SendTimeout, defaultSendTimeout)}
+		environment: o.Environment, published: o.Published, sendTimeout: cmp.Or(o.SendTimeout, defaultSendTimeout), longest: o.Bounds.StreamDuration}
 	var err error
 	if g.metrics, err = newMetrics(o.Registerer); err != nil {
 		return nil, fmt.Errorf("api: metrics: %w", err)
@@ -80,13 +82,13 @@ func New(o Options) (*grpc.Server, error) {
 		grpc.ForceServerCodecV2(g.parsing),
 		grpc.ChainUnaryInterceptor(g.unary),
 		grpc.ChainStreamInterceptor(g.stream),
-		grpc.MaxConcurrentStreams(250),
-		grpc.MaxRecvMsgSize(statsMessage),
+		grpc.MaxConcurrentStreams(o.Bounds.Streams),
+		grpc.MaxRecvMsgSize(o.Bounds.MessageBytes),
 		grpc.MaxSendMsgSize(snapshot.MaxFrame),
 		grpc.MaxHeaderListSize(8<<10),
 		grpc.ConnectionTimeout(5*time.Second),
-		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 10 * time.Second, PermitWithoutStream: true}),
-		grpc.KeepaliveParams(keepalive.ServerParameters{Time: 20 * time.Second, Timeout: 10 * time.Second, MaxConnectionIdle: 10 * time.Minute}),
+		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: o.Bounds.KeepaliveMinTime, PermitWithoutStream: true}),
+		grpc.KeepaliveParams(keepalive.ServerParameters{Time: o.Bounds.KeepaliveTime, Timeout: o.Bounds.KeepaliveTimeout, MaxConnectionIdle: 10 * time.Minute}),
 	)
 	if o.Calls != nil {
 		options = append(options, grpc.StatsHandler(o.Calls))
@@ -129,6 +131,7 @@ type guard struct {
 	environment string
 	published   Environment
 	sendTimeout time.Duration
+	longest     time.Duration // of a stream of a worker or checker
 }
 
 // admit identifies the caller and looks the call up. It returns who is at the other
@@ -217,9 +220,15 @@ func (g *guard) stream(srv any, ss grpc.ServerStream, info *grpc.StreamServerInf
 		defer cancel(nil)
 		defer context.AfterFunc(v.gone, func() { cancel(context.Cause(v.gone)) })()
 	}
-	err = handler(srv, &guarded{ss, ctx, rule, g.parsing, g.sendTimeout})
-	if err != nil && v != nil && ended(ctx) {
-		err = context.Cause(ctx)
+	lasts := g.lasts(info.FullMethod)
+	if lasts > 0 {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeoutCause(ctx, lasts, longEnough(lasts))
+		defer cancel()
+	}
+	err = handler(srv, &guarded{ss, ctx, rule, g.parsing, g.sendTimeout, lasts > 0})
+	if cause := context.Cause(ctx); err != nil && (v != nil && ended(ctx) || lasts > 0 && errors.Is(cause, errLongEnough)) {
+		err = cause
 	}
 	return answer(g.log, info.FullMethod, err)
 }
@@ -243,6 +252,7 @@ type guarded struct {
 	rule    Rule
 	parsing parsing
 	within  time.Duration // longest send
+	bounded bool          // a receive ends with ctx
 }
 
 // SendMsg ends after a while when the client does not read. The send itself is
@@ -270,6 +280,22 @@ func (s *guarded) SendMsg(m any) error {
 func (s *guarded) Context() context.Context { return s.ctx }
 
 func (s *guarded) RecvMsg(m any) error {
+	if !s.bounded {
+		return s.receive(m)
+	}
+	// The receive itself is left behind when ctx ends: the handler must return, which
+	// ends it.
+	received := make(chan error, 1)
+	go func() { received <- s.receive(m) }()
+	select {
+	case err := <-received:
+		return err
+	case <-s.ctx.Done():
+		return s.ctx.Err()
+	}
+}
+
+func (s *guarded) receive(m any) error {
 	if err := s.ServerStream.RecvMsg(m); err != nil {
 		return err
 	}

@@ -120,8 +120,8 @@ func (s *WorkerControlPlane) ReportRuntime(ctx context.Context, req *controlplan
 	if req.ReportSequence == 0 {
 		return nil, refusal.Field("report_sequence", "is 0: the first of a session is 1")
 	}
-	if n, most := len(req.Counters), s.Fleet.MaxCounters(); n > most {
-		return nil, refusal.Field("counters", "has %d items: allowed are at most %d", n, most)
+	if err := checkMost("counters", len(req.Counters), s.Fleet.MaxCounters(), limits.RuntimeCounters); err != nil {
+		return nil, err
 	}
 	seen := make(map[string]struct{}, len(req.Counters))
 	for i, c := range req.Counters {
@@ -178,15 +178,18 @@ func (s *WorkerControlPlane) checkBatch(first, b *controlplanev1.OutcomeBatch) e
 	if err := checkSession(b.WorkerId, b.SessionId); err != nil {
 		return err
 	}
-	switch n, most := len(b.Outcomes), s.Fleet.MaxOutcomes(); {
+	switch {
 	case b.WorkerId != first.WorkerId:
 		return refusal.Field("worker_id", "is another than in the first batch of this call")
 	case b.SessionId != first.SessionId:
 		return refusal.Field("session_id", "is another than in the first batch of this call")
 	case b.Sequence == 0:
 		return refusal.Field("sequence", "is 0: the first of a session is 1")
-	case n == 0 || n > most:
-		return refusal.Field("outcomes", "has %d items: allowed are 1 to %d", n, most)
+	case len(b.Outcomes) == 0:
+		return refusal.Field("outcomes", "is empty: allowed are 1 to %d items", s.Fleet.MaxOutcomes())
+	}
+	if err := checkMost("outcomes", len(b.Outcomes), s.Fleet.MaxOutcomes(), limits.OutcomesPerBatch); err != nil {
+		return err
 	}
 	for i, o := range b.Outcomes {
 		at := func(field string) string { return fmt.Sprintf("outcomes[%d].%s", i, field) }
@@ -235,6 +238,19 @@ func checkSession(worker, session string) error {
 		return err
 	}
 	return refusal.Check("session_id", limits.ID(session))
+}
+
+// checkMost refuses too many items. What a host with a higher bound allowed when the
+// session began is no wrong request: the worker has to register again, and then knows
+// this host's.
+func checkMost(field string, n, most, ever int) error {
+	switch {
+	case n <= most:
+		return nil
+	case n <= ever:
+		return &refusal.Error{Kind: refusal.Precondition, Field: field, Text: fmt.Sprintf("has %d items: this host takes at most %d; register again", n, most)}
+	}
+	return refusal.Field(field, "has %d items: allowed are at most %d", n, most)
 }
 
 func checkChecksum(field string, sum []byte, optional bool) error {

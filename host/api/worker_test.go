@@ -40,9 +40,9 @@ type fleet struct {
 	session string
 }
 
-func newFleet(t *testing.T) *fleet {
+func newFleet(t *testing.T, options ...option) *fleet {
 	t.Helper()
-	e := newEdge(t)
+	e := newEdge(t, options...)
 	f := &fleet{edge: e, workers: controlplanev1.NewWorkerControlPlaneClient(e.conn), pools: controlplanev1.NewPoolAdminClient(e.conn)}
 	_, err := f.pools.PublishConfig(ctx(t), &controlplanev1.PublishConfigRequest{Yaml: poolDocument})
 	fatal(t, err)

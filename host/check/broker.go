@@ -14,6 +14,7 @@ import (
 	controlplanev1 "github.com/dodona-project/dodona/proto/controlplane/v1"
 	statev1 "github.com/dodona-project/dodona/proto/state/v1"
 
+	"github.com/dodona-project/dodona/host/limits"
 	"github.com/dodona-project/dodona/host/store"
 )
 
@@ -132,6 +133,7 @@ type Options struct {
 	Store      store.Store
 	Planes     map[string]Plane // by name, without a slash
 	Rules      Rules
+	Window     int                   // tasks that a checker outside holds at most; 0 = limits.CheckWindow
 	Logger     hclog.Logger          // nil = no log
 	Registerer prometheus.Registerer // nil = no metrics
 	Random     func() float64        // in [0, 1), for jitter; nil = drawn
@@ -158,6 +160,9 @@ func New(o Options) *Broker {
 	}
 	if o.Random == nil {
 		o.Random = rand.Float64
+	}
+	if o.Window == 0 {
+		o.Window = limits.CheckWindow
 	}
 	return &Broker{o: o, log: o.Logger, metrics: newMetrics(o.Registerer), synced: map[group]uint64{}, alarms: map[group]string{}, tallies: map[group]tallied{}}
 }

@@ -40,7 +40,7 @@ func (b *Broker) Register(ctx context.Context, r Registration) (window uint32, e
 	if strings.HasPrefix(r.Checker, InsidePrefix) {
 		return 0, refusal.Field("checker_id", "begins with %s, as those of hosts' own checkers do: choose another", InsidePrefix)
 	}
-	window = min(r.Window, limits.CheckWindow)
+	window = min(r.Window, uint32(b.o.Window))
 	return window, b.o.Store.Update(ctx, store.Soft, func(tx store.Tx) error {
 		var own statev1.Checker
 		version, err := store.Load(tx, checkerKey(r.Checker), &own)
@@ -93,7 +93,7 @@ func (b *Broker) windowed(tx store.Tx, c *Claim, own *statev1.Checker, now int64
 	if err != nil {
 		return err
 	}
-	window := int(own.Window)
+	window := min(int(own.Window), b.o.Window) // other hosts may give more
 	if c.Most > 0 {
 		window = min(window, c.Most)
 	}

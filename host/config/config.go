@@ -32,6 +32,7 @@ type Config struct {
 	IdentityDir     string // with the host's own SVID; empty = the host issues it to itself
 	Plaintext       bool   // gRPC without identities, and without --dev
 	Caps            Caps   // none with dev
+	ControlPlane    ControlPlane
 	MemoryLimit     int64  // bytes; 0 = GOMEMLIMIT, or none
 	DebugSocket     string // where pprof is served; empty = nowhere
 	Environment     string // that workers and checkers have to be of; empty = any
@@ -121,7 +122,7 @@ var trustDomain = regexp.MustCompile(`^[a-z0-9]([a-z0-9._-]{0,253}[a-z0-9])?$`)
 
 // Settings lists every setting but those of single plugins.
 func Settings() []Setting {
-	return []Setting{
+	return append([]Setting{
 		{Key: "dev", Flag: "dev", Default: "false", Bool: true,
 			Help: "development: loopback only, plaintext, no identities, gRPC reflection",
 			set:  boolean(func(c *Config) *bool { return &c.Dev })},
@@ -318,7 +319,7 @@ func Settings() []Setting {
 		{Key: "plugins.backoff.max", Flag: "plugins-backoff-max", Default: "1m",
 			Help: "longest wait before a plugin that ended is started again",
 			set:  duration(func(c *Config) *time.Duration { return &c.PluginBackoff.Max }, 10*time.Millisecond, time.Hour)},
-	}
+	}, controlPlane()...)
 }
 
 // Defaults returns the configuration of a host that is told nothing.
@@ -355,6 +356,7 @@ func (c *Config) check(where func(key string) string) (problems []Problem) {
 		add("http.listen", "is %q, as grpc.listen is: they need two ports", short(c.HTTPListen))
 	}
 	problems = append(problems, c.checkIdentities(where)...)
+	problems = append(problems, c.checkControlPlane(where)...)
 	if c.PluginBackoff.Min > c.PluginBackoff.Max {
 		add("plugins.backoff.min", "is %s, more than plugins.backoff.max, %s", c.PluginBackoff.Min, c.PluginBackoff.Max)
 	}

@@ -87,6 +87,38 @@ func TestPrecedence(t *testing.T) {
 	}
 }
 
+// TestControlPlane reads a file that a host, a gateway and a checker share.
+func TestControlPlane(t *testing.T) {
+	c, problems := load(t, `
+controlPlane:
+  listen: 127.0.0.1:7000
+  trustDomain: prod.example
+  tls: {mode: mtls, cert: c.pem, key: k.pem, ca: b.pem}
+  gatewayTLS: {cert: gc.pem, key: gk.pem, ca: b.pem}
+  checkerTLS: {cert: cc.pem, key: ck.pem, ca: b.pem}
+  maxMessageBytes: 65536
+  maxConcurrentStreams: 100
+  maxStreamDuration: 1h
+  maxCheckClaim: 10
+  maxRuntimeCounters: 20
+  keepalive: {time: 30s, timeout: 5s, minTime: 2s}
+gateway: {listen: "127.0.0.1:3128", limits: {idle: 1m}}
+checker: {drain: 5s}
+`, nil, map[string]string{"max-check-claim": "11"})
+	if problems != nil {
+		t.Fatal(problems)
+	}
+	want := config.ControlPlane{TLSCert: "c.pem", TLSKey: "k.pem", TLSCA: "b.pem", MaxMessageBytes: 65536, MaxConcurrentStreams: 100, MaxStreamDuration: time.Hour,
+		MaxCheckClaim: 11, MaxRuntimeCounters: 20, KeepaliveTime: 30 * time.Second, KeepaliveTimeout: 5 * time.Second, KeepaliveMinTime: 2 * time.Second}
+	if c.ControlPlane != want || c.GRPCListen != "127.0.0.1:7000" || c.TrustDomain != "prod.example" || c.Plaintext || !c.Identities {
+		t.Errorf("%+v", c)
+	}
+	c, problems = load(t, "controlPlane: {tls: {mode: disabled}}\n", nil, nil)
+	if problems != nil || !c.Plaintext || c.Identities {
+		t.Errorf("without TLS: %v, %+v", problems, c)
+	}
+}
+
 // TestBadFiles: each problem says where, which key, and what is allowed.
 func TestBadFiles(t *testing.T) {
 	for _, tc := range []struct{ name, file, where, key, text string }{
@@ -109,7 +141,7 @@ func TestBadFiles(t *testing.T) {
 		{"a store", "dev: true\nstore: x\n", ":2:8", "store", "embedded"},
 		{"a store's URL", "dev: true\nstore: redis://x/y\n", ":2:8", "store", "is not a number"},
 		{"a store's mapping", "dev: true\nstore: {url: \"redis://x\", nope: 1}\n", ":2:27", "store.nope", "allowed here are redis, url"},
-		{"a password", "dev: true\nstore: {url: \"redis://a:b@x\"}\n", ":2:14", "store", "store.redis.password_file"},
+		{"a password", "dev: true\nstore: {url: \"redis://a:b@x\"}\n", ":2:14", "store.url", "store.redis.password_file"},
 		{"no password", "dev: true\nstore: redis://a@x\n", "default", "store.redis.password_file", "names the user"},
 		{"replicas", "dev: true\nstore: {url: \"redis://x\", redis: {replicas: 17}}\n", ":2:45", "store.redis.replicas", "0 to 16"},
 		{"redis without a server", "dev: true\nstore: {redis: {replicas: 1}}\n", ":2:27", "store.redis.replicas", "store is embedded"},
@@ -147,6 +179,25 @@ func TestBadFiles(t *testing.T) {
 		{"attached to nothing", "dev: true\nplugins:\n  attach: analysis/x\n", ":3:11", "plugins.attach", "KIND/NAME=SOCKET as the plugin prints it"},
 		{"attached by a kind that is none", "dev: true\nplugins:\n  attach: filter/x=/s\n", ":3:11", "plugins.attach", "one of the kinds"},
 		{"attached twice", "dev: true\nplugins:\n  attach: probe/x=/s,probe/x=/t\n", ":3:11", "plugins.attach", "names probe/x twice"},
+		{"a message's bytes", "dev: true\ncontrolPlane: {maxMessageBytes: 65535}\n", ":2:33", "controlPlane.maxMessageBytes", "65536 to 4194304"},
+		{"streams", "dev: true\ncontrolPlane: {maxConcurrentStreams: 7}\n", ":2:38", "controlPlane.maxConcurrentStreams", "8 to 100000"},
+		{"a stream's life", "dev: true\ncontrolPlane: {maxStreamDuration: 0s}\n", ":2:35", "controlPlane.maxStreamDuration", "1s to 720h"},
+		{"a claim", "dev: true\ncontrolPlane: {maxCheckClaim: 257}\n", ":2:31", "controlPlane.maxCheckClaim", "1 to 256"},
+		{"counters", "dev: true\ncontrolPlane: {maxRuntimeCounters: 0}\n", ":2:36", "controlPlane.maxRuntimeCounters", "1 to 4096"},
+		{"keepalive's time", "dev: true\ncontrolPlane: {keepalive: {time: 1}}\n", ":2:34", "controlPlane.keepalive.time", "1s to 1h0m0s"},
+		{"keepalive's timeout", "dev: true\ncontrolPlane: {keepalive: {timeout: 2h}}\n", ":2:37", "controlPlane.keepalive.timeout", "100ms to 1h0m0s"},
+		{"keepalive's shortest time", "dev: true\ncontrolPlane: {keepalive: {minTime: 16s}}\n", ":2:37", "controlPlane.keepalive.minTime", "100ms to 15s"},
+		{"keepalive's key", "dev: true\ncontrolPlane: {keepalive: {nope: 1}}\n", ":2:28", "controlPlane.keepalive.nope", "allowed here are minTime, time, timeout"},
+		{"controlPlane's key", "dev: true\ncontrolPlane: {nope: 1}\n", ":2:16", "controlPlane.nope", "allowed here are checkerTLS, gatewayTLS, keepalive, listen, maxCheckClaim, maxConcurrentStreams, maxMessageBytes, maxRuntimeCounters, maxStreamDuration, tls, trustDomain"},
+		{"another name", "dev: true\ncontrolPlane: {listen: nowhere}\n", ":2:24", "controlPlane.listen", "host:port"},
+		{"both names", "dev: true\ngrpc: {listen: \"127.0.0.1:1\"}\ncontrolPlane: {listen: \"127.0.0.1:2\"}\n", ":3:24", "controlPlane.listen", "is one setting with grpc.listen"},
+		{"both names, the other way round", "dev: true\ncontrolPlane: {trustDomain: a.example}\ntrust_domain: b.example\n", ":3:15", "trust_domain", "is one setting with controlPlane.trustDomain"},
+		{"a gateway's files that are none", "dev: true\ncontrolPlane: {gatewayTLS: 1}\n", ":2:28", "controlPlane.gatewayTLS", "mapping"},
+		{"a mode of TLS", "controlPlane: {tls: {mode: tls}}\n", ":1:28", "controlPlane.tls.mode", "mtls and disabled"},
+		{"no TLS over the network", "controlPlane: {listen: \"10.0.0.1:1\", tls: {mode: disabled}}\n", ":1:50", "controlPlane.tls.mode", "allowed is a loopback address"},
+		{"a third of an identity", "controlPlane: {tls: {cert: a}}\n", ":1:28", "controlPlane.tls.cert", "belong together"},
+		{"two identities", "controlPlane: {tls: {cert: a, key: b, ca: c}}\nidentity: {dir: /x}\n", ":1:28", "controlPlane.tls.cert", "identity.dir"},
+		{"an identity without TLS", "controlPlane: {tls: {mode: disabled, cert: a, key: b, ca: c}}\n", ":1:44", "controlPlane.tls.cert", "nobody has an identity"},
 		{"probe key", "dev: true\nplugins:\n  probe:\n    a: {nope: 1}\n", ":4:9", "plugins.probe.a.nope", "allowed here are"},
 		{"plugin kind", "dev: true\nplugins:\n  nope: {}\n", ":3:3", "plugins.nope", "allowed here are analysis, attach, backoff, dir, probe, strategy"},
 	} {

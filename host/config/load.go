@@ -37,6 +37,7 @@ func Load(file string, environ []string, flags map[string]string) (*Config, erro
 			l.set(s, "--"+s.Flag, value)
 		}
 	}
+	l.config.Plaintext = l.config.Plaintext || l.config.ControlPlane.TLSDisabled
 	l.config.Identities = !l.config.Dev && !l.config.Plaintext || l.from["bootstrap.listen"] != ""
 	if len(l.problems) == 0 {
 		l.problems = l.config.check(func(key string) string {
@@ -64,8 +65,13 @@ func (l *loader) add(where, key, format string, args ...any) {
 }
 
 func (l *loader) set(s Setting, where, value string) {
+	l.setAs(s, s.Key, where, value)
+}
+
+// setAs is set for a key that may be another name of the setting.
+func (l *loader) setAs(s Setting, written, where, value string) {
 	if err := s.set(l.config, value); err != nil {
-		l.add(where, s.Key, "%s", err)
+		l.add(where, written, "%s", err)
 		return
 	}
 	l.from[s.Key] = where
@@ -128,8 +134,8 @@ func (l *loader) mapping(n *yaml.Node, prefix string, settings map[string]Settin
 	for i := 0; i+1 < len(n.Content); i += 2 {
 		keyNode, value := n.Content[i], n.Content[i+1]
 		key := prefix + keyNode.Value
-		if key == "store.url" {
-			key = "store" // for those who write store as a mapping, with redis beside the URL
+		if other, ok := otherNames[key]; ok {
+			key = other
 		}
 		switch {
 		case keyNode.Kind != yaml.ScalarNode || value.Kind == yaml.AliasNode || keyNode.Anchor != "" || value.Anchor != "":
@@ -140,6 +146,12 @@ func (l *loader) mapping(n *yaml.Node, prefix string, settings map[string]Settin
 			continue
 		}
 		seen[key] = true
+		if others[key] {
+			if value.Kind != yaml.MappingNode {
+				l.add(l.at(value), key, "is not a mapping of keys to values")
+			}
+			continue
+		}
 		if s, ok := settings[key]; ok {
 			if value.Kind == yaml.MappingNode && prefix == "" && len(under(settings, key+".")) > 0 {
 				l.mapping(value, key+".", settings, depth+1)
@@ -149,7 +161,12 @@ func (l *loader) mapping(n *yaml.Node, prefix string, settings map[string]Settin
 				l.add(l.at(value), key, "is not a single value")
 				continue
 			}
-			l.set(s, l.at(value), value.Value)
+			written := prefix + keyNode.Value
+			if before := l.from[key]; before != "" { // by its other name: what is not in the file comes later
+				l.add(l.at(value), written, "is one setting with %s, which is set at %s: leave one of them out", other(key, written), before)
+				continue
+			}
+			l.setAs(s, written, l.at(value), value.Value)
 			continue
 		}
 		if kind, ok := strings.CutPrefix(key, "plugins."); ok && slices.Contains(pluginKinds, kind) {
@@ -179,8 +196,16 @@ func under(settings map[string]Setting, prefix string) []string {
 			words[word] = true
 		}
 	}
-	if prefix == "store." {
-		words["url"] = true
+	for key := range otherNames {
+		if rest, ok := strings.CutPrefix(key, prefix); ok {
+			word, _, _ := strings.Cut(rest, ".")
+			words[word] = true
+		}
+	}
+	for key := range others {
+		if rest, ok := strings.CutPrefix(key, prefix); ok && !strings.Contains(rest, ".") {
+			words[rest] = true
+		}
 	}
 	if prefix == "plugins." {
 		for _, kind := range pluginKinds {

@@ -254,7 +254,7 @@ func (p *Pool) slots(tx store.ReadTx, have *published, c *crew, now int64) (int,
 		return 0, err
 	}
 	held, err := tx.Scan(heldIndex(c.id), 0, 0, p.o.MaxCounters)
-	return p.o.MaxCounters - len(owned) - len(held), err
+	return max(p.o.MaxCounters-len(owned)-len(held), 0), err // another host may have given it more
 }
 
 // depart begins drains of one worker's proxies.

@@ -109,15 +109,15 @@ func Check(p *donav1.Plan) error {
 	if p == nil {
 		return nil
 	}
+	source := p.GetHash().GetSource()
+	_, known := donav1.HashPolicy_Source_name[int32(source)]
+	hashes := p.GetAlgorithm() == consistentHash
+	if !known || hashes && source == donav1.HashPolicy_SOURCE_UNSPECIFIED {
+		return fmt.Errorf("plan of strategy %q hashes by %s (%d): this client knows what to hash by only from SOURCE_UNIT to SOURCE_TARGET_HOST; update it or choose another strategy",
+			p.GetStrategy(), source, source)
+	}
 	switch a := p.GetAlgorithm(); a {
-	case roundRobin, random, leastConnections, tiered, peakEWMA:
-		return nil
-	case consistentHash:
-		s := p.GetHash().GetSource()
-		if _, known := donav1.HashPolicy_Source_name[int32(s)]; !known || s == donav1.HashPolicy_SOURCE_UNSPECIFIED {
-			return fmt.Errorf("plan of strategy %q hashes by %s (%d): this client knows what to hash by only from SOURCE_UNIT to SOURCE_TARGET_HOST; update it or choose another strategy",
-				p.GetStrategy(), s, s)
-		}
+	case roundRobin, random, leastConnections, tiered, peakEWMA, consistentHash:
 		return nil
 	default:
 		return fmt.Errorf("plan of strategy %q has algorithm %s (%d): this client executes those from ALGORITHM_ROUND_ROBIN to ALGORITHM_PEAK_EWMA; update it or choose another strategy",

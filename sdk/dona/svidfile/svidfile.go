@@ -55,7 +55,7 @@ type Options struct {
 // Source is an identity in files, as go-spiffe's tlsconfig takes it. It is safe for
 // concurrent use. Open it, and Close it when no connection needs it any more.
 type Source struct {
-	dir     string
+	at      places
 	options Options
 	current atomic.Pointer[identity]
 	seen    [sha256.Size]byte // of the files at the last look; the watcher's alone
@@ -77,17 +77,26 @@ var (
 // Open reads the identity in dir. An error says which file does not hold and why;
 // it never repeats what is in one.
 func Open(dir string, o Options) (*Source, error) {
+	return open(places{dir, [3]string{CertFile, KeyFile, BundleFile}}, o)
+}
+
+// OpenFiles is Open for files of other names, in any directories.
+func OpenFiles(cert, key, bundle string, o Options) (*Source, error) {
+	return open(places{"", [3]string{cert, key, bundle}}, o)
+}
+
+func open(at places, o Options) (*Source, error) {
 	if o.Every == 0 {
 		o.Every = defaultEvery
 	}
-	s := &Source{dir: dir, options: o}
-	f, seen, err := read(dir)
+	s := &Source{at: at, options: o}
+	f, seen, err := at.read()
 	if err != nil {
 		return nil, fmt.Errorf("identity: %w", err)
 	}
 	now, err := f.identity(time.Now())
 	if err != nil {
-		return nil, fmt.Errorf("identity: %s: %w", dir, err)
+		return nil, fmt.Errorf("identity: %w", at.in(err))
 	}
 	s.current.Store(now)
 	s.seen = seen
@@ -140,7 +149,7 @@ func (s *Source) watch(ctx context.Context) {
 
 // look takes what is in the files now, if it is new and holds.
 func (s *Source) look() error {
-	f, seen, err := read(s.dir)
+	f, seen, err := s.at.read()
 	if err != nil {
 		return err
 	}
@@ -149,10 +158,10 @@ func (s *Source) look() error {
 	}
 	now, err := f.identity(time.Now())
 	if err != nil {
-		return fmt.Errorf("%s: %w", s.dir, err)
+		return s.at.in(err)
 	}
 	if was := s.ID(); now.svid.ID != was {
-		return fmt.Errorf("%s: %s holds %s, it was %s: an identity that is in use cannot become another one", s.dir, CertFile, now.svid.ID, was)
+		return s.at.in(fmt.Errorf("%s holds %s, it was %s: an identity that is in use cannot become another one", s.at.names[0], now.svid.ID, was))
 	}
 	s.current.Store(now)
 	s.seen = seen
@@ -162,22 +171,39 @@ func (s *Source) look() error {
 	return nil
 }
 
-// files is what the three files hold.
-type files struct{ cert, key, bundle []byte }
+// places is where the three files are: the certificate, the key and the bundle.
+type places struct {
+	dir   string // empty = each name is a whole path
+	names [3]string
+}
 
-func read(dir string) (f files, seen [sha256.Size]byte, err error) {
-	if err := private(dir, 0o022, "write to", "chmod go-w"); err != nil {
-		return f, seen, err
+// in says in which directory it is that something does not hold.
+func (p places) in(err error) error {
+	if p.dir == "" {
+		return err
 	}
-	if err := private(filepath.Join(dir, KeyFile), 0o077, "use", "chmod 600"); err != nil {
+	return fmt.Errorf("%s: %w", p.dir, err)
+}
+
+// files is what the three files hold.
+type files struct {
+	names             [3]string
+	cert, key, bundle []byte
+}
+
+func (p places) read() (f files, seen [sha256.Size]byte, err error) {
+	f.names = p.names
+	for _, name := range p.names { // who may write to one's directory may replace it
+		if err := private(filepath.Dir(filepath.Join(p.dir, name)), 0o022, "write to", "chmod go-w"); err != nil {
+			return f, seen, err
+		}
+	}
+	if err := private(filepath.Join(p.dir, p.names[1]), 0o077, "use", "chmod 600"); err != nil {
 		return f, seen, err
 	}
 	sum := sha256.New()
-	for _, file := range []struct {
-		name string
-		into *[]byte
-	}{{CertFile, &f.cert}, {KeyFile, &f.key}, {BundleFile, &f.bundle}} {
-		path := filepath.Join(dir, file.name)
+	for i, into := range []*[]byte{&f.cert, &f.key, &f.bundle} {
+		path := filepath.Join(p.dir, p.names[i])
 		info, err := os.Stat(path)
 		if err != nil {
 			return f, seen, err
@@ -185,10 +211,10 @@ func read(dir string) (f files, seen [sha256.Size]byte, err error) {
 		if !info.Mode().IsRegular() || info.Size() > maxFile {
 			return f, seen, fmt.Errorf("%s is not a regular file of at most %d bytes", path, maxFile)
 		}
-		if *file.into, err = os.ReadFile(path); err != nil {
+		if *into, err = os.ReadFile(path); err != nil {
 			return f, seen, err
 		}
-		part := sha256.Sum256(*file.into)
+		part := sha256.Sum256(*into)
 		sum.Write(part[:])
 	}
 	return f, [sha256.Size]byte(sum.Sum(nil)), nil
@@ -215,9 +241,9 @@ func (f files) identity(now time.Time) (*identity, error) {
 		most int
 		what string
 	}{
-		{CertFile, f.cert, certificate, 10, "certificates"},
-		{KeyFile, f.key, key, 1, "private key"},
-		{BundleFile, f.bundle, certificate, maxAuthorities, "certificates"},
+		{f.names[0], f.cert, certificate, 10, "certificates"},
+		{f.names[1], f.key, key, 1, "private key"},
+		{f.names[2], f.bundle, certificate, maxAuthorities, "certificates"},
 	} {
 		if err := blocks(file.data, file.is, file.most, file.what); err != nil {
 			return nil, fmt.Errorf("%s %w", file.name, err)
@@ -225,17 +251,17 @@ func (f files) identity(now time.Time) (*identity, error) {
 	}
 	svid, err := x509svid.Parse(f.cert, f.key)
 	if err != nil {
-		return nil, fmt.Errorf("%s and %s do not make an SVID: %w", CertFile, KeyFile, plain(err))
+		return nil, fmt.Errorf("%s and %s do not make an SVID: %w", f.names[0], f.names[1], plain(err))
 	}
 	if end := svid.Certificates[0].NotAfter; now.After(end) {
-		return nil, fmt.Errorf("%s has expired at %s: get another one, for a token with dona svid issue, or from whoever issued it", CertFile, end.UTC().Format(time.RFC3339))
+		return nil, fmt.Errorf("%s has expired at %s: get another one, for a token with dona svid issue, or from whoever issued it", f.names[0], end.UTC().Format(time.RFC3339))
 	}
 	bundle, err := x509bundle.Parse(svid.ID.TrustDomain(), f.bundle)
 	if err != nil {
-		return nil, fmt.Errorf("%s: %w", BundleFile, plain(err))
+		return nil, fmt.Errorf("%s: %w", f.names[2], plain(err))
 	}
 	if _, _, err := x509svid.Verify(svid.Certificates, bundle, x509svid.WithTime(now)); err != nil {
-		return nil, fmt.Errorf("%s does not hold for %s: %w", CertFile, BundleFile, plain(err))
+		return nil, fmt.Errorf("%s does not hold for %s: %w", f.names[0], f.names[2], plain(err))
 	}
 	return &identity{svid, bundle}, nil
 }

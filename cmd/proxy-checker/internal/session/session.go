@@ -299,6 +299,11 @@ func (s *Session) check(ctx context.Context, t *controlplanev1.CheckTask) *contr
 	if t.Level == controlplanev1.CheckLevel_CHECK_LEVEL_TARGET {
 		o.RoutingName, o.TargetUrl = t.RoutingName, t.Url
 	}
+	if why := unknown(t); why != "" {
+		o.Detail, o.ObservedAt = why, timestamppb.Now()
+		s.Results[o.Result].Add(1)
+		return o
+	}
 	name := t.Probe
 	if name == "" {
 		name = defaultProbe
@@ -331,6 +336,25 @@ func (s *Session) check(ctx context.Context, t *controlplanev1.CheckTask) *contr
 		s.Results[i].Add(1)
 	}
 	return o
+}
+
+// unknown says what a task asks for that this checker does not know; empty when it knows
+// all of it. Such a task is not begun.
+func unknown(t *controlplanev1.CheckTask) string {
+	for _, f := range []struct {
+		name  string
+		value int32
+		names map[int32]string
+	}{
+		{"level", int32(t.GetLevel()), controlplanev1.CheckLevel_name},
+		{"proxy.protocol", int32(t.GetProxy().GetProtocol()), controlplanev1.Proxy_Protocol_name},
+		{"proxy.health", int32(t.GetProxy().GetHealth()), controlplanev1.Health_name},
+	} {
+		if _, known := f.names[f.value]; !known {
+			return fmt.Sprintf("the task's %s is %d, which this checker does not know: it is older than the control plane, update it", f.name, f.value)
+		}
+	}
+	return ""
 }
 
 // report sends what was seen, gathered over a moment, until done is closed.
