@@ -155,7 +155,7 @@ func (p *plane) reporters() (func(i int) error, error) {
 		}
 		req := &controlplanev1.ReportRuntimeRequest{WorkerId: w.id, SessionId: w.session, SnapshotVersion: first.Version, OwnershipEpoch: first.OwnershipEpoch}
 		for n := range counters {
-			req.Counters = append(req.Counters, &controlplanev1.RuntimeCounter{ProxyId: fmt.Sprintf("proxy-%026d", n), Active: uint32(n%7 + 1)})
+			req.Counters = append(req.Counters, &controlplanev1.RuntimeCounter{ProxyId: fmt.Sprintf("%032x", n), Active: uint32(n%7 + 1)})
 		}
 		requests[i] = req
 	}

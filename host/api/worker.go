@@ -123,15 +123,13 @@ func (s *WorkerControlPlane) ReportRuntime(ctx context.Context, req *controlplan
 	if err := checkMost("counters", len(req.Counters), s.Fleet.MaxCounters(), limits.RuntimeCounters); err != nil {
 		return nil, err
 	}
-	seen := make(map[string]struct{}, len(req.Counters))
 	for i, c := range req.Counters {
 		if err := limits.ID(c.GetProxyId()); err != nil {
 			return nil, refusal.Check(fmt.Sprintf("counters[%d].proxy_id", i), err)
 		}
-		if _, twice := seen[c.ProxyId]; twice {
-			return nil, refusal.Field(fmt.Sprintf("counters[%d].proxy_id", i), "is %s a second time", limits.Quote(c.ProxyId))
-		}
-		seen[c.ProxyId] = struct{}{}
+	}
+	if i, twice := repeated(req.Counters); twice {
+		return nil, refusal.Field(fmt.Sprintf("counters[%d].proxy_id", i), "is %s a second time", limits.Quote(req.Counters[i].ProxyId))
 	}
 	if err := checkTime("observed_at", req.ObservedAt); err != nil {
 		return nil, err
@@ -140,6 +138,28 @@ func (s *WorkerControlPlane) ReportRuntime(ctx context.Context, req *controlplan
 		return nil, err
 	}
 	return s.Fleet.ReportRuntime(ctx, actor(ctx), req)
+}
+
+// repeated finds the first counter of a proxy that has one before it. Those of most
+// workers are sorted, and need nothing to compare them by.
+func repeated(counters []*controlplanev1.RuntimeCounter) (i int, twice bool) {
+	var seen map[string]struct{}
+	for i, c := range counters {
+		if seen == nil {
+			if i == 0 || counters[i-1].ProxyId < c.ProxyId {
+				continue
+			}
+			seen = make(map[string]struct{}, len(counters))
+			for _, before := range counters[:i] {
+				seen[before.ProxyId] = struct{}{}
+			}
+		}
+		if _, twice := seen[c.ProxyId]; twice {
+			return i, true
+		}
+		seen[c.ProxyId] = struct{}{}
+	}
+	return 0, false
 }
 
 // ReportOutcomes takes a few batches of outcomes of one worker's session.

@@ -198,6 +198,9 @@ func TestWorkersBadInput(t *testing.T) {
 		{"a counter twice", "counters[1].proxy_id", codes.InvalidArgument, report(func(r *controlplanev1.ReportRuntimeRequest) {
 			r.Counters = []*controlplanev1.RuntimeCounter{{ProxyId: "a"}, {ProxyId: "a"}}
 		})},
+		{"a counter twice, and not in order", "counters[3].proxy_id", codes.InvalidArgument, report(func(r *controlplanev1.ReportRuntimeRequest) {
+			r.Counters = []*controlplanev1.RuntimeCounter{{ProxyId: "b"}, {ProxyId: "c"}, {ProxyId: "a"}, {ProxyId: "b"}}
+		})},
 		{"too many counters", "counters", codes.InvalidArgument, report(func(r *controlplanev1.ReportRuntimeRequest) {
 			r.Counters = make([]*controlplanev1.RuntimeCounter, limits.RuntimeCounters+1)
 			for i := range r.Counters {

@@ -133,7 +133,7 @@ func (p *Pool) capacity(t ownership.Times, c *crew, now int64) ownership.Worker 
 	w.Leaving = c.runtime.Draining
 	used := 0
 	for _, counter := range ownership.Counters(c.runtime) {
-		used += int(min(uint64(counter.Active)+uint64(counter.Reserved), 1<<20))
+		used += int(min(counter.Uses(), 1<<20))
 	}
 	w.Room = max(serves-used, 0)
 	return w

@@ -43,7 +43,7 @@ func BenchmarkReportRuntime(b *testing.B) {
 			for i := range 64 {
 				x := w.join(fmt.Sprint("w", i))
 				for n := range 512 {
-					x.uses[fmt.Sprintf("proxy-%026d", n)] = 1
+					x.uses[fmt.Sprintf("%032x", n)] = 1
 				}
 				fleet = append(fleet, x)
 			}

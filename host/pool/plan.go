@@ -150,7 +150,7 @@ func activeUses(tx store.ReadTx) (map[string]uint32, error) {
 	active := map[string]uint32{}
 	for _, c := range crews {
 		for _, counter := range ownership.Counters(c.runtime) {
-			active[counter.ProxyId] += counter.Active
+			active[counter.ProxyID] += counter.Active
 		}
 	}
 	return active, nil

@@ -409,11 +409,8 @@ func (p *Pool) status(tx store.ReadTx, have *published, s *statev1.ProxyState, c
 		}
 		crews[by] = c
 	}
-	for _, counter := range ownership.Counters(c.runtime) {
-		if counter.ProxyId == s.Id {
-			out.Active, out.Reserved = counter.Active, counter.Reserved
-		}
-	}
+	counter := c.counter(s.Id)
+	out.Active, out.Reserved = counter.Active, counter.Reserved
 	return out, nil
 }
 

@@ -67,6 +67,8 @@ type crew struct {
 	sent    *statev1.WorkerSnapshots
 	runtime *statev1.WorkerRuntime
 	drains  *statev1.WorkerDrains
+
+	counters map[string]ownership.Counter // of runtime, once they are asked for
 }
 
 func crewKeys(id string) []string {
@@ -114,6 +116,17 @@ func loadCrews(tx store.ReadTx) ([]*crew, error) {
 		}
 	}
 	return crews, nil
+}
+
+// counter is what the worker's report says of a proxy.
+func (c *crew) counter(proxy string) ownership.Counter {
+	if c.counters == nil {
+		c.counters = map[string]ownership.Counter{}
+		for _, counter := range ownership.Counters(c.runtime) {
+			c.counters[counter.ProxyID] = counter
+		}
+	}
+	return c.counters[proxy]
 }
 
 func (c *crew) saveDrains(tx store.Tx) error {

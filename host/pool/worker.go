@@ -177,9 +177,8 @@ func (p *Pool) ReportRuntime(ctx context.Context, actor string, req *controlplan
 // runtimeOf is a report as it is kept. Its counters, which are nearly all of it, are
 // encoded once, for the record and for the digest.
 func runtimeOf(req *controlplanev1.ReportRuntimeRequest) *statev1.WorkerRuntime {
-	once := proto.MarshalOptions{Deterministic: true}
-	counters, _ := once.Marshal(&statev1.RuntimeCounters{Counters: req.Counters}) // it was just parsed
-	rest, _ := once.Marshal(&controlplanev1.ReportRuntimeRequest{
+	counters := ownership.PackCounters(req.Counters)
+	rest, _ := proto.MarshalOptions{Deterministic: true}.Marshal(&controlplanev1.ReportRuntimeRequest{
 		SessionId: req.SessionId, ReportSequence: req.ReportSequence, SnapshotVersion: req.SnapshotVersion, OwnershipEpoch: req.OwnershipEpoch,
 		ObservedAt: req.ObservedAt, Draining: req.Draining,
 	})
@@ -244,11 +243,7 @@ func (p *Pool) releaseUnused(tx store.Tx, d store.Durability, actor string, c *c
 		}
 	}
 	if len(ready) > 0 {
-		used := map[string]bool{}
-		for _, counter := range ownership.Counters(c.runtime) {
-			used[counter.ProxyId] = counter.Active > 0 || counter.Reserved > 0
-		}
-		ready = slices.DeleteFunc(ready, func(t *statev1.DrainState) bool { return used[t.ProxyId] })
+		ready = slices.DeleteFunc(ready, func(t *statev1.DrainState) bool { return c.counter(t.ProxyId).Uses() > 0 })
 		ready = ready[:min(len(ready), batch)]
 	}
 	if len(ready) == 0 {

@@ -6,7 +6,6 @@ import (
 
 	controlplanev1 "github.com/dodona-project/dodona/proto/controlplane/v1"
 	statev1 "github.com/dodona-project/dodona/proto/state/v1"
-	"google.golang.org/protobuf/proto"
 )
 
 // The states of a drain.
@@ -118,23 +117,4 @@ func Unused(s *statev1.WorkerSnapshots, r *statev1.WorkerRuntime, proxy string, 
 		return false
 	}
 	return InUse(r, proxy) == 0
-}
-
-// InUse is how many uses of a proxy a report counts; none where it is not named.
-func InUse(r *statev1.WorkerRuntime, proxy string) uint64 {
-	for _, c := range Counters(r) {
-		if c.ProxyId == proxy {
-			return uint64(c.Active) + uint64(c.Reserved)
-		}
-	}
-	return 0
-}
-
-// Counters are what a report counts. The store's checksums see to it that they parse.
-func Counters(r *statev1.WorkerRuntime) []*controlplanev1.RuntimeCounter {
-	all := new(statev1.RuntimeCounters)
-	if proto.Unmarshal(r.GetCounters(), all) != nil {
-		return nil
-	}
-	return all.Counters
 }

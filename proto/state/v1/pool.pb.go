@@ -834,10 +834,14 @@ func (x *WorkerRuntime) GetReleasedProxyIds() []string {
 	return nil
 }
 
-// Of WorkerRuntime.
+// Of WorkerRuntime. By columns, for reports are most of what a store is written.
 type RuntimeCounters struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
-	Counters      []*v1.RuntimeCounter   `protobuf:"bytes,1,rep,name=counters,proto3" json:"counters,omitempty"`
+	Counters      []*v1.RuntimeCounter   `protobuf:"bytes,1,rep,name=counters,proto3" json:"counters,omitempty"`         // of the proxies that are not in ids
+	Ids           []byte                 `protobuf:"bytes,2,opt,name=ids,proto3" json:"ids,omitempty"`                   // 16 bytes each, of those whose id is 32 hex digits
+	Active        []uint32               `protobuf:"varint,3,rep,packed,name=active,proto3" json:"active,omitempty"`     // of each of ids
+	Reserved      []uint32               `protobuf:"varint,4,rep,packed,name=reserved,proto3" json:"reserved,omitempty"` // the same; none = all are 0
+	Draining      []uint32               `protobuf:"varint,5,rep,packed,name=draining,proto3" json:"draining,omitempty"` // places in ids
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -875,6 +879,34 @@ func (*RuntimeCounters) Descriptor() ([]byte, []int) {
 func (x *RuntimeCounters) GetCounters() []*v1.RuntimeCounter {
 	if x != nil {
 		return x.Counters
+	}
+	return nil
+}
+
+func (x *RuntimeCounters) GetIds() []byte {
+	if x != nil {
+		return x.Ids
+	}
+	return nil
+}
+
+func (x *RuntimeCounters) GetActive() []uint32 {
+	if x != nil {
+		return x.Active
+	}
+	return nil
+}
+
+func (x *RuntimeCounters) GetReserved() []uint32 {
+	if x != nil {
+		return x.Reserved
+	}
+	return nil
+}
+
+func (x *RuntimeCounters) GetDraining() []uint32 {
+	if x != nil {
+		return x.Draining
 	}
 	return nil
 }
@@ -1479,9 +1511,13 @@ const file_state_v1_pool_proto_rawDesc = "" +
 	"acceptedMs\x12\x1a\n" +
 	"\bcounters\x18\a \x01(\fR\bcounters\x12\x1a\n" +
 	"\bdraining\x18\b \x01(\bR\bdraining\x12,\n" +
-	"\x12released_proxy_ids\x18\t \x03(\tR\x10releasedProxyIds\"N\n" +
+	"\x12released_proxy_ids\x18\t \x03(\tR\x10releasedProxyIds\"\xb0\x01\n" +
 	"\x0fRuntimeCounters\x12;\n" +
-	"\bcounters\x18\x01 \x03(\v2\x1f.controlplane.v1.RuntimeCounterR\bcounters\"c\n" +
+	"\bcounters\x18\x01 \x03(\v2\x1f.controlplane.v1.RuntimeCounterR\bcounters\x12\x10\n" +
+	"\x03ids\x18\x02 \x01(\fR\x03ids\x12\x16\n" +
+	"\x06active\x18\x03 \x03(\rR\x06active\x12\x1a\n" +
+	"\breserved\x18\x04 \x03(\rR\breserved\x12\x1a\n" +
+	"\bdraining\x18\x05 \x03(\rR\bdraining\"c\n" +
 	"\x0eWorkerOutcomes\x12\x1d\n" +
 	"\n" +
 	"session_id\x18\x01 \x01(\tR\tsessionId\x12\x1a\n" +
