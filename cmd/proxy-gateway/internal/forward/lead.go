@@ -164,7 +164,7 @@ func (c *client) lead() (*way, *refusal) {
 		last = notConnected(err)
 		tried = append(tried, lease.ProxyID())
 		c.done(w)
-		strict := routing.Stickiness.GetMode() == controlplanev1.Stickiness_MODE_STRICT && c.s.sticky.recall(c.who(routing), routing.Stickiness) != ""
+		strict := c.bound(routing)
 		if routing.Stickiness.GetMode() == controlplanev1.Stickiness_MODE_FAILOVER {
 			c.s.sticky.forget(c.who(routing), tried[len(tried)-1])
 		}
@@ -198,13 +198,19 @@ func (c *client) wait(q *worker.Request, routing *worker.Routing) (lease Lease, 
 	})
 	c.s.Stats.Waiting.Add(1)
 	name, changed, lost := routing.Name, false, false
-	err := c.s.queue(name).Wait(ctx, c.name, func() bool {
+	err := c.s.queue(name).Wait(ctx, c.who(routing).client, func() wait.Result {
 		now, ready := c.s.Routes.Route(q)
 		if changed = !ready || now == nil || now.Name != name; changed {
-			return true
+			return wait.Served
 		}
 		lease, lost = c.choose(q, now, nil)
-		return lease != nil || lost
+		switch {
+		case lease != nil || lost:
+			return wait.Served
+		case c.bound(now):
+			return wait.Passed
+		}
+		return wait.Nothing
 	})
 	c.s.Stats.Waiting.Add(-1)
 	stop()
