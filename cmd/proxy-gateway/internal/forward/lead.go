@@ -192,7 +192,7 @@ func (c *client) wait(q *worker.Request, routing *worker.Routing) (lease Lease, 
 	ctx, cancel := context.WithTimeout(c.ctx, routing.WaitTimeout)
 	defer cancel()
 	left := false
-	stop := c.watch(func() {
+	stop := c.watch(0, hungUp, func() {
 		left = true
 		cancel()
 	})
@@ -244,7 +244,9 @@ func (c *client) direct(q *worker.Request, routing *worker.Routing) (*way, *refu
 	}
 	ctx, cancel := context.WithTimeout(c.ctx, limit)
 	defer cancel()
+	stop := c.attend()
 	conn, err := c.s.Direct.Dial(ctx, routing.Policy, q.Target)
+	stop()
 	if err != nil {
 		var refused *target.Refusal
 		if errors.As(err, &refused) {
@@ -279,11 +281,13 @@ func (c *client) open(w *way, pinned, reuse bool) error {
 	}
 	var conn net.Conn
 	var err error
+	stop := c.attend()
 	if w.absolute {
 		conn, err = c.s.Dialer.Connect(c.ctx, p)
 	} else {
 		conn, err = c.s.Dialer.Tunnel(c.ctx, p, w.to)
 	}
+	stop()
 	if err != nil {
 		return err
 	}
