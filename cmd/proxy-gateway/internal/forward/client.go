@@ -11,6 +11,7 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/dodona-project/dodona/cmd/proxy-gateway/internal/wire"
 )
@@ -171,9 +172,10 @@ func (c *client) login() (name, why string) {
 	return name, ""
 }
 
-// watch calls left when the client closes its connection, or its writing side, while
-// nobody reads from it. stop ends that and waits for it.
-func (c *client) watch(left func()) (stop func()) {
+// watch calls left once if gone is true of the client's connection, about which it is asked
+// after a while and then whenever something comes, while nobody reads from it. stop ends
+// that and waits for it.
+func (c *client) watch(after time.Duration, gone func(fd int) bool, left func()) (stop func()) {
 	if c.conn.tcp == nil {
 		return func() {}
 	}
@@ -181,21 +183,48 @@ func (c *client) watch(left func()) (stop func()) {
 	if err != nil {
 		return func() {}
 	}
+	var mu sync.Mutex
+	stopped := false
 	done := make(chan struct{})
-	clear := func() {
-		_ = c.conn.SetReadDeadline(c.conn.readBy)
-	}
-	c.conn.readBy = noDeadline
-	clear()
-	go func() {
+	timer := time.AfterFunc(after, func() {
 		defer close(done)
-		if err := raw.Read(func(fd uintptr) bool { return hungUp(int(fd)) }); err == nil || errors.Is(err, net.ErrClosed) {
+		mu.Lock()
+		if !stopped {
+			_ = c.conn.SetReadDeadline(noDeadline)
+		}
+		mu.Unlock()
+		if err := raw.Read(func(fd uintptr) bool { return gone(int(fd)) }); err == nil || errors.Is(err, net.ErrClosed) {
 			left()
 		}
-	}()
+	})
 	return func() {
+		if timer.Stop() {
+			return
+		}
+		mu.Lock()
+		stopped = true
 		_ = c.conn.SetReadDeadline(longAgo)
+		mu.Unlock()
 		<-done
-		clear()
+		c.conn.readBy = noDeadline
+		_ = c.conn.SetReadDeadline(noDeadline)
 	}
 }
+
+// attend ends the client's connection if it is clear that the client has left while
+// something is opened for it, which may take long. Who has sent a whole request and ended
+// its sending side may still want the answer.
+func (c *client) attend() (stop func()) {
+	need := int64(0) // bytes that have to come
+	switch have := int64(len(c.r.Buffered())); {
+	case c.q.Connect:
+		need = max(1-have, 0) // a tunnel into which nobody ever sends
+	case c.q.Length > 0:
+		need = max(c.q.Length-have, 0)
+	}
+	return c.watch(attendAfter, func(fd int) bool { return broken(fd) || need > 0 && hungUp(fd) && unread(fd) < need }, c.close)
+}
+
+// attendAfter is how long something is opened before its client is looked at: most is
+// opened by then.
+const attendAfter = 50 * time.Millisecond

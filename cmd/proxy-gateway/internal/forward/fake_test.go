@@ -67,14 +67,26 @@ func (r *rule) pick(tried []string) forward.Lease {
 		if slices.Contains(tried, p.id) {
 			continue
 		}
-		if p.held.Add(1) > p.capacity {
-			p.held.Add(-1)
+		if !p.take() {
 			continue
 		}
 		p.picked.Add(1)
 		return &lease{proxy: p}
 	}
 	return nil
+}
+
+// take holds a place if there is one, and never for a moment one more than there are.
+func (p *proxy) take() bool {
+	for {
+		n := p.held.Load()
+		if n >= p.capacity {
+			return false
+		}
+		if p.held.CompareAndSwap(n, n+1) {
+			return true
+		}
+	}
 }
 
 type lease struct {

@@ -164,7 +164,7 @@ func (c *client) lead() (*way, *refusal) {
 		last = notConnected(err)
 		tried = append(tried, lease.ProxyID())
 		c.done(w)
-		strict := routing.Stickiness.GetMode() == controlplanev1.Stickiness_MODE_STRICT && c.s.sticky.recall(c.who(routing), routing.Stickiness) != ""
+		strict := c.bound(routing)
 		if routing.Stickiness.GetMode() == controlplanev1.Stickiness_MODE_FAILOVER {
 			c.s.sticky.forget(c.who(routing), tried[len(tried)-1])
 		}
@@ -192,19 +192,25 @@ func (c *client) wait(q *worker.Request, routing *worker.Routing) (lease Lease, 
 	ctx, cancel := context.WithTimeout(c.ctx, routing.WaitTimeout)
 	defer cancel()
 	left := false
-	stop := c.watch(func() {
+	stop := c.watch(0, hungUp, func() {
 		left = true
 		cancel()
 	})
 	c.s.Stats.Waiting.Add(1)
 	name, changed, lost := routing.Name, false, false
-	err := c.s.queue(name).Wait(ctx, c.name, func() bool {
+	err := c.s.queue(name).Wait(ctx, c.who(routing).client, func() wait.Result {
 		now, ready := c.s.Routes.Route(q)
 		if changed = !ready || now == nil || now.Name != name; changed {
-			return true
+			return wait.Served
 		}
 		lease, lost = c.choose(q, now, nil)
-		return lease != nil || lost
+		switch {
+		case lease != nil || lost:
+			return wait.Served
+		case c.bound(now):
+			return wait.Passed
+		}
+		return wait.Nothing
 	})
 	c.s.Stats.Waiting.Add(-1)
 	stop()
@@ -238,7 +244,9 @@ func (c *client) direct(q *worker.Request, routing *worker.Routing) (*way, *refu
 	}
 	ctx, cancel := context.WithTimeout(c.ctx, limit)
 	defer cancel()
+	stop := c.attend()
 	conn, err := c.s.Direct.Dial(ctx, routing.Policy, q.Target)
+	stop()
 	if err != nil {
 		var refused *target.Refusal
 		if errors.As(err, &refused) {
@@ -273,11 +281,13 @@ func (c *client) open(w *way, pinned, reuse bool) error {
 	}
 	var conn net.Conn
 	var err error
+	stop := c.attend()
 	if w.absolute {
 		conn, err = c.s.Dialer.Connect(c.ctx, p)
 	} else {
 		conn, err = c.s.Dialer.Tunnel(c.ctx, p, w.to)
 	}
+	stop()
 	if err != nil {
 		return err
 	}

@@ -17,3 +17,13 @@ func hungUp(fd int) bool {
 	n, _, err := unix.Recvfrom(fd, one[:], unix.MSG_PEEK|unix.MSG_DONTWAIT)
 	return err == nil && n == 0 || err != nil && err != unix.EAGAIN
 }
+
+// broken reports whether a connection is no more in either direction.
+func broken(fd int) bool {
+	var one [1]byte
+	_, _, err := unix.Recvfrom(fd, one[:], unix.MSG_PEEK|unix.MSG_DONTWAIT)
+	return err != nil && err != unix.EAGAIN
+}
+
+// unread is how many bytes have come that nobody has read; none where hungUp sees an end.
+func unread(int) int64 { return 0 }

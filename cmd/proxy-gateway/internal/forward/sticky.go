@@ -17,8 +17,8 @@ type sticky struct {
 	entries map[stays]remembered
 }
 
-// stays is who stays with a proxy: a client by its name, or by its address where nobody is
-// asked for a name.
+// stays is a client of a routing, by its name, or by its address where nobody is asked for
+// a name.
 type stays struct{ routing, client string }
 
 type remembered struct {
@@ -74,7 +74,12 @@ func (s *sticky) forget(who stays, proxyID string) {
 	}
 }
 
-// who is the client of a request, as far as it stays with a proxy.
+// bound reports whether the client can use the proxy that it stays with and no other.
+func (c *client) bound(routing *worker.Routing) bool {
+	return routing.Stickiness.GetMode() == controlplanev1.Stickiness_MODE_STRICT && c.s.sticky.recall(c.who(routing), routing.Stickiness) != ""
+}
+
+// who is the client of a request: it may stay with a proxy, and takes turns with others.
 func (c *client) who(routing *worker.Routing) stays {
 	if c.name != "" {
 		return stays{routing.Name, "name " + c.name}

@@ -7,8 +7,19 @@ package wait
 import (
 	"context"
 	"errors"
+	"slices"
 	"sync"
 	"sync/atomic"
+)
+
+// Result is what came of a try.
+type Result uint8
+
+// What may come of a try.
+const (
+	Nothing Result = iota // there is nothing for anybody now
+	Passed                // there is nothing for this client, but may be for others
+	Served                // this request waits no more
 )
 
 // ErrFull is the refusal of a queue that has no place left.
@@ -34,7 +45,7 @@ type lane struct {
 }
 
 type waiter struct {
-	try     func() bool
+	try     func() Result
 	settled chan struct{} // closed under the lock
 }
 
@@ -45,11 +56,11 @@ func New(limit int) *Queue { return &Queue{limit: limit, lanes: map[string]*lane
 // released goes to whoever comes at the right moment.
 func (q *Queue) Len() int { return int(q.length.Load()) }
 
-// Wait returns nil once try has returned true, which is called whenever it is this
+// Wait returns nil once try has returned Served, which is called whenever it is this
 // request's turn, by any goroutine and never by two at once. Otherwise it returns
 // ErrFull at once, or the context's error when that ends, and then try is not called any
 // more.
-func (q *Queue) Wait(ctx context.Context, client string, try func() bool) error {
+func (q *Queue) Wait(ctx context.Context, client string, try func() Result) error {
 	w := &waiter{try: try, settled: make(chan struct{})}
 	q.mu.Lock()
 	if q.waiting >= q.limit {
@@ -93,20 +104,24 @@ func (q *Queue) Wake() {
 	q.serve()
 }
 
-// serve gives each client a turn until somebody gets nothing: all want the same.
+// serve gives each client a turn until there is nothing for anybody. Who is passed keeps
+// its turn; what its first request does not get, its others do not get either.
 func (q *Queue) serve() {
-	for len(q.turns) > 0 {
-		l := q.turns[0]
+	for i := 0; i < len(q.turns); {
+		l := q.turns[i]
 		w := l.waiters[0]
-		if !w.try() {
+		switch w.try() {
+		case Nothing:
 			return
+		case Passed:
+			i++
+			continue
 		}
 		close(w.settled)
 		l.waiters[0] = nil
 		l.waiters = l.waiters[1:]
 		q.count(-1)
-		q.turns[0] = nil
-		q.turns = q.turns[1:]
+		q.turns = slices.Delete(q.turns, i, i+1)
 		if len(l.waiters) > 0 {
 			q.turns = append(q.turns, l)
 		} else {

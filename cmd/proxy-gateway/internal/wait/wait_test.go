@@ -21,14 +21,14 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 // room is something of which so many may be held at once.
 type room struct{ free atomic.Int64 }
 
-func (r *room) take() bool {
+func (r *room) take() wait.Result {
 	for {
 		n := r.free.Load()
 		if n == 0 {
-			return false
+			return wait.Nothing
 		}
 		if r.free.CompareAndSwap(n, n-1) {
-			return true
+			return wait.Served
 		}
 	}
 }
@@ -134,7 +134,7 @@ func TestNoWakeUpIsLost(t *testing.T) {
 				ctx, cancel = context.WithTimeout(ctx, time.Duration(rand.IntN(2000))*time.Microsecond)
 				defer cancel()
 			}
-			if q.Len() > 0 || !r.take() {
+			if q.Len() > 0 || r.take() != wait.Served {
 				if err := q.Wait(ctx, fmt.Sprint(n%7), r.take); err != nil {
 					left.Add(1)
 					return
@@ -154,4 +154,51 @@ func TestNoWakeUpIsLost(t *testing.T) {
 		t.Errorf("%d places free, %d wait, %d served, %d left", r.free.Load(), q.Len(), served.Load(), left.Load())
 	}
 	t.Logf("%d served, %d left", served.Load(), left.Load())
+}
+
+// Who can only use what is not there keeps nobody else from what is, and is served first
+// when it comes.
+func TestWhoIsPassed(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		q, own, r := wait.New(10), &room{}, &room{}
+		var order []string
+		var mu sync.Mutex
+		var all sync.WaitGroup
+		come := func(client string, try func() wait.Result) {
+			all.Go(func() {
+				if err := q.Wait(t.Context(), client, try); err != nil {
+					t.Errorf("%s: %v", client, err)
+				}
+				mu.Lock()
+				defer mu.Unlock()
+				order = append(order, client)
+			})
+			synctest.Wait()
+		}
+		wake := func(which *room) {
+			which.free.Add(1)
+			q.Wake()
+			synctest.Wait()
+		}
+		particular := func() wait.Result {
+			if own.take() == wait.Served {
+				return wait.Served
+			}
+			return wait.Passed
+		}
+		come("particular", particular)
+		come("a", r.take)
+		come("b", r.take)
+		come("particular", particular)
+		come("a", r.take)
+		wake(r)
+		wake(r)
+		wake(own)
+		wake(r)
+		wake(own)
+		all.Wait()
+		if got := fmt.Sprint(order); got != "[a b particular a particular]" || q.Len() != 0 {
+			t.Errorf("served %s, %d wait", got, q.Len())
+		}
+	})
 }
