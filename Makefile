@@ -46,7 +46,7 @@ race: prometheus redis ## the tests under the race detector
 
 .PHONY: faults
 faults: redis ## faults made on real processes; REPEAT=1 for many seeds
-	$(GO) test -tags faults -count=1 -timeout 30m ./cmd/dona-host/... ./host/store/... ./host/audit/... ./host/rollout/... ./host/delivery/... ./host/pool/... ./plugins/... ./builtin/... ./cmd/dona/internal/scaffold ./examples/plugins
+	$(GO) test -tags faults -count=1 -timeout 30m ./cmd/dona-host/... ./cmd/proxy-checker/... ./host/store/... ./host/audit/... ./host/rollout/... ./host/delivery/... ./host/pool/... ./plugins/... ./builtin/... ./cmd/dona/internal/scaffold ./examples/plugins
 
 .PHONY: fuzz-short
 fuzz-short: ## each fuzz target for 20 seconds
