@@ -12,8 +12,8 @@ import (
 )
 
 const (
-	pulseEvery   = time.Second     // while checks are made
-	pulseTimeout = 2 * time.Second // one that takes longer is a gap of the link
+	pulseEvery   = 500 * time.Millisecond // while checks are made
+	pulseTimeout = time.Second            // one that takes longer is a gap of the link
 )
 
 // link is what is known of this machine's network: since when the control plane has
