@@ -45,8 +45,8 @@ race: prometheus redis ## the tests under the race detector
 	$(GO) test -race -timeout 20m $(PKGS)
 
 .PHONY: faults
-faults: redis ## faults made on real processes; REPEAT=1 for many seeds
-	$(GO) test -tags faults -count=1 -timeout 30m ./cmd/dona-host/... ./host/store/... ./host/audit/... ./host/rollout/... ./host/delivery/... ./host/pool/... ./plugins/... ./builtin/... ./cmd/dona/internal/scaffold ./examples/plugins
+faults: redis iproute ## faults made on real processes; REPEAT=1 for many seeds
+	$(GO) test -tags faults -count=1 -timeout 30m ./cmd/dona-host/... ./cmd/proxy-checker/... ./host/store/... ./host/audit/... ./host/rollout/... ./host/delivery/... ./host/pool/... ./plugins/... ./builtin/... ./cmd/dona/internal/scaffold ./examples/plugins
 
 .PHONY: fuzz-short
 fuzz-short: ## each fuzz target for 20 seconds
@@ -113,6 +113,13 @@ redis:
 	  command -v apt-get >/dev/null && [ "$$(id -u)" = 0 ] && \
 	  { apt-get update -qq && DEBIAN_FRONTEND=noninteractive RUNLEVEL=1 apt-get install -y -qq --no-install-recommends redis-server redis-sentinel; } >$${TMPDIR:-/tmp}/dona-apt.log 2>&1; } || \
 	  { echo 'the tests need Redis: install redis-server and redis-sentinel so that they are on the PATH'; exit 1; }
+
+.PHONY: iproute
+iproute:
+	@command -v ip >/dev/null || { \
+	  command -v apt-get >/dev/null && [ "$$(id -u)" = 0 ] && \
+	  { apt-get update -qq && DEBIAN_FRONTEND=noninteractive RUNLEVEL=1 apt-get install -y -qq --no-install-recommends iproute2; } >$${TMPDIR:-/tmp}/dona-apt.log 2>&1; } || \
+	  { echo 'the tests need ip(8) for networks of their own: install iproute2 so that it is on the PATH'; exit 1; }
 
 .PHONY: node-client
 node-client: ## the Node.js example agrees with Go: buckets, checksums, decisions

@@ -157,6 +157,12 @@ func (p *plane) publish(servers []*proxytest.Server, check string) {
 	for _, s := range servers {
 		lines = append(lines, net.JoinHostPort(s.Proxy().Host, fmt.Sprint(s.Proxy().Port)))
 	}
+	p.publishAt(lines, check)
+}
+
+// publishAt is publish with addresses.
+func (p *plane) publishAt(lines []string, check string) {
+	p.t.Helper()
 	_, err := p.pools.PublishConfig(p.ctx, &controlplanev1.PublishConfigRequest{Yaml: fmt.Sprintf(`
 cluster: {id: c1}
 upstreams:

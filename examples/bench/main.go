@@ -85,6 +85,7 @@ var jobs = []job{
 	{"audit", "append an entry of about 300 bytes, durable; verify a chain", auditJob},
 	{"redis", "compare-and-set of a record of 256 bytes on a Redis server", redisJob},
 	{"pool", "snapshots of workers, runtime reports, extractions, a pick of a proxy", poolJob},
+	{"checker", "10,000 proxies that a checker checks every 30 s, all of them real processes", checkerJob},
 	{"svid", "the check of a certificate request and the SVID for it, P-256", svidJob},
 	{"plugin", "a unary call of 128 bytes to a plugin process over a unix socket; starts, memory, instances", pluginJob},
 }

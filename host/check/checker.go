@@ -70,7 +70,6 @@ func (c *Checker) Run(ctx context.Context) error {
 			c.failed(ctx, "claim", err)
 		}
 		for _, t := range tasks {
-			c.broker.metrics.overdue.Observe(t.Overdue.Seconds())
 			checks.Go(func() {
 				r := c.check(ctx, t)
 				c.done <- r

@@ -108,6 +108,9 @@ func (b *Broker) Claim(ctx context.Context, c Claim) (tasks []Task, next time.Du
 	if idle { // it counts as there all the same
 		return nil, longSleep, refusal.New(refusal.Unavailable, "there is nothing to check: no service has a probe in its policy, and no configuration of the pool is published; ask again later")
 	}
+	for _, t := range tasks {
+		b.metrics.overdue.Observe(t.Overdue.Seconds())
+	}
 	if len(tasks) > 0 {
 		crash.Point("check.after-claim") // leased, and nobody checks
 	}

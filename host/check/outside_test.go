@@ -7,6 +7,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
+
 	"github.com/dodona-project/dodona/host/check"
 	"github.com/dodona-project/dodona/host/limits"
 	"github.com/dodona-project/dodona/host/refusal"
@@ -319,4 +321,32 @@ func TestOrderOfRefusals(t *testing.T) {
 	if e := d.status("web").Endpoints[0]; e.Failures != 1 {
 		t.Errorf("counted %d times", e.Failures)
 	}
+}
+
+// How late tasks are leased is measured for all checkers, those outside too.
+func TestOverdueIsMeasured(t *testing.T) {
+	d := newDesk(t)
+	registry := prometheus.NewRegistry()
+	d.broker = check.New(check.Options{Store: d.store, Planes: map[string]check.Plane{"service": d.fleet}, Rules: rules, Registerer: registry, Random: func() float64 { return 0.5 }})
+	d.fleet.put("web", 1, "a", "b", "c")
+	d.register("out", 10, "http")
+	d.look()
+	d.advance(4 * time.Second)
+	if n := len(d.outside("out")); n != 3 {
+		t.Fatalf("%d tasks", n)
+	}
+	families, err := registry.Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, f := range families {
+		if f.GetName() == "dona_check_overdue_seconds" {
+			h := f.GetMetric()[0].GetHistogram()
+			if h.GetSampleCount() != 3 || h.GetSampleSum() < 3*3 || h.GetSampleSum() > 3*4 {
+				t.Errorf("%d tasks that are 3.5 s late are measured as %v s of %d", 3, h.GetSampleSum(), h.GetSampleCount())
+			}
+			return
+		}
+	}
+	t.Error("there is no dona_check_overdue_seconds")
 }

@@ -14,6 +14,7 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/durationpb"
 	"google.golang.org/protobuf/types/known/structpb"
@@ -98,4 +99,62 @@ func TestEndsWithoutControlPlane(t *testing.T) {
 		t.Error("it does not end")
 		server.Stop()
 	}
+}
+
+// pulseServer is the control plane's health service, as far as it is reached.
+type pulseServer struct {
+	grpc_health_v1.UnimplementedHealthServer
+	away  atomic.Bool
+	taken atomic.Int64
+}
+
+func (p *pulseServer) Check(context.Context, *grpc_health_v1.HealthCheckRequest) (*grpc_health_v1.HealthCheckResponse, error) {
+	defer p.taken.Add(1)
+	if p.away.Load() {
+		return nil, status.Error(codes.Unavailable, "cut off")
+	}
+	return &grpc_health_v1.HealthCheckResponse{}, nil
+}
+
+// TestGapDuringACheck: what fails says nothing of a proxy when the control plane could not
+// be reached at some time since the check began, although it can when that is reported;
+// and what fails after that does.
+func TestGapDuringACheck(t *testing.T) {
+	release := make(chan controlplanev1.HealthObservation_Result)
+	pulse := &pulseServer{}
+	b := start(t, 1, func(context.Context, *pluginv1.CheckRequest) (probe.Observation, error) {
+		return probe.Observation{Result: <-release}, nil
+	}, func(p *plane) { p.pulse = pulse })
+	next := func(id string, gap bool, result, want controlplanev1.HealthObservation_Result) {
+		t.Helper()
+		told := len(b.observations())
+		b.tasks <- task(id, time.Minute, 30*time.Second, 1)
+		eventually(t, "it checks "+id, func() bool { return b.session.Running.Load() == 1 })
+		if gap {
+			pulse.away.Store(true)
+			eventually(t, "the gap is seen", func() bool { return !b.session.link.whole(time.Now()) })
+			pulse.away.Store(false)
+			eventually(t, "it is over", func() bool { return b.session.link.whole(time.Now()) })
+		}
+		release <- result
+		eventually(t, id+" is told", func() bool { return len(b.observations()) > told })
+		if o := b.observations()[told]; o.TaskId != id || o.Result != want {
+			t.Errorf("%s: %s of %s is told as %s, want %s", id, result, o.TaskId, o.Result, want)
+		}
+	}
+	next("whole", false, bad, bad)
+	next("with a gap", true, bad, none)
+	next("good all the same", true, good, good)
+	next("whole again", false, bad, bad)
+	// What is reported into a gap says nothing either.
+	b.tasks <- task("then cut off", time.Minute, 30*time.Second, 1)
+	eventually(t, "it checks", func() bool { return b.session.Running.Load() == 1 })
+	told := len(b.observations())
+	pulse.away.Store(true)
+	release <- bad
+	eventually(t, "it is told", func() bool { return len(b.observations()) > told })
+	if o := b.observations()[told]; o.Result != none {
+		t.Errorf("a failure while nothing goes out is told as %s", o.Result)
+	}
+	b.stop(t)
 }

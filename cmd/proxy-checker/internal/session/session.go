@@ -82,12 +82,16 @@ type Session struct {
 	tasks     chan *controlplanev1.CheckTask
 	done      chan result
 	connected atomic.Bool
+	link      link
+
+	hosts []*grpc.ClientConn // since Run
+	at    atomic.Int64       // the one to ask
 }
 
-// result is an observation, and when nobody wants it any more.
+// result is an observation, when its check began, and when nobody wants it any more.
 type result struct {
 	*controlplanev1.HealthObservation
-	until time.Time
+	began, until time.Time
 }
 
 // errFatal ends the session.
@@ -105,19 +109,15 @@ func (s *Session) Connected() bool { return s.connected.Load() }
 // limit, and what they saw is reported, if the control plane takes it within a second
 // more. An error is one that no retry changes.
 func (s *Session) Run(ctx context.Context, limit time.Duration) error {
-	hosts, err := s.dial()
-	if err != nil {
+	var err error
+	if s.hosts, err = s.dial(); err != nil {
 		return err
 	}
 	defer func() {
-		for _, h := range hosts {
+		for _, h := range s.hosts {
 			_ = h.Close()
 		}
 	}()
-	at := &atomic.Int64{} // the host to ask
-	api := func() controlplanev1.CheckerControlPlaneClient {
-		return controlplanev1.NewCheckerControlPlaneClient(hosts[int(at.Load())%len(hosts)])
-	}
 
 	checking, stop := context.WithCancel(context.WithoutCancel(ctx))
 	defer stop()
@@ -129,8 +129,9 @@ func (s *Session) Run(ctx context.Context, limit time.Duration) error {
 	for range s.config.MaxInFlight {
 		workers.Go(func() { s.work(checking, taking.Done()) })
 	}
-	reporter.Go(func() { s.report(reporting, api) })
-	err = s.stay(ctx, api, func() { at.Add(1) })
+	reporter.Go(func() { s.report(reporting) })
+	workers.Go(func() { s.watch(taking) })
+	err = s.stay(ctx)
 	s.connected.Store(false)
 	end()
 	late := time.AfterFunc(limit, stop)
@@ -162,11 +163,19 @@ func (s *Session) dial() (hosts []*grpc.ClientConn, err error) {
 	return hosts, nil
 }
 
-// stay registers and takes tasks, again and again. next has another host asked.
-func (s *Session) stay(ctx context.Context, api func() controlplanev1.CheckerControlPlaneClient, next func()) error {
+// host is the control plane's host to ask.
+func (s *Session) host() *grpc.ClientConn { return s.hosts[int(s.at.Load())%len(s.hosts)] }
+
+func (s *Session) api() controlplanev1.CheckerControlPlaneClient {
+	return controlplanev1.NewCheckerControlPlaneClient(s.host())
+}
+
+// stay registers and takes tasks, again and again, and asks another host after each
+// error.
+func (s *Session) stay(ctx context.Context) error {
 	for wait := leastWait; ; {
 		began := time.Now()
-		err := s.once(ctx, api())
+		err := s.once(ctx, s.api())
 		s.connected.Store(false)
 		if ctx.Err() != nil || errors.Is(err, errFatal) {
 			return err
@@ -175,7 +184,7 @@ func (s *Session) stay(ctx context.Context, api func() controlplanev1.CheckerCon
 			wait = leastWait // it worked for a while
 		}
 		s.config.Log.Info("the control plane gives no tasks; it is asked again", "error", err, "in_about", wait)
-		next()
+		s.at.Add(1)
 		select {
 		case <-time.After(wait/2 + rand.N(wait/2)):
 		case <-ctx.Done():
@@ -241,6 +250,9 @@ func (s *Session) register(ctx context.Context, api controlplanev1.CheckerContro
 		CheckerId: s.config.CheckerID, InstanceId: s.config.InstanceID, Levels: s.config.Levels, MaxInFlight: uint32(s.config.MaxInFlight),
 		SupportedProtocolVersion: protocol, Probes: probes,
 	})
+	if ctx.Err() == nil {
+		s.link.heard(err)
+	}
 	if err != nil {
 		return 0, verdict(err, true)
 	}
@@ -282,7 +294,8 @@ func (s *Session) work(ctx context.Context, taking <-chan struct{}) {
 			return
 		case task := <-s.tasks:
 			s.Running.Add(1)
-			s.done <- result{s.check(ctx, task), task.GetDeadline().AsTime().Add(leaseWay)}
+			began := time.Now()
+			s.done <- result{s.check(ctx, task), began, task.GetDeadline().AsTime().Add(leaseWay)}
 			s.Running.Add(-1)
 		}
 	}
@@ -358,7 +371,7 @@ func unknown(t *controlplanev1.CheckTask) string {
 }
 
 // report sends what was seen, gathered over a moment, until done is closed.
-func (s *Session) report(ctx context.Context, api func() controlplanev1.CheckerControlPlaneClient) {
+func (s *Session) report(ctx context.Context) {
 	for r := range s.done {
 		batch := []result{r}
 		for late := time.After(reportPause); len(batch) < reportMost; {
@@ -372,14 +385,15 @@ func (s *Session) report(ctx context.Context, api func() controlplanev1.CheckerC
 			}
 			break
 		}
-		s.send(ctx, api, batch)
+		s.confirm(ctx, batch)
+		s.send(ctx, batch)
 	}
 }
 
 // send reports a batch until the control plane has it, nobody wants it any more, or ctx
 // ends. The same report again counts once; one that says less than the first, which was
 // taken although nobody heard so, is refused and changes nothing.
-func (s *Session) send(ctx context.Context, api func() controlplanev1.CheckerControlPlaneClient, batch []result) {
+func (s *Session) send(ctx context.Context, batch []result) {
 	req := &controlplanev1.ReportObservationsRequest{CheckerId: s.config.CheckerID}
 	until := batch[0].until
 	for _, r := range batch {
@@ -390,8 +404,11 @@ func (s *Session) send(ctx context.Context, api func() controlplanev1.CheckerCon
 	}
 	for wait := leastWait; ; wait = min(2*wait, mostWait) {
 		limited, cancel := context.WithTimeout(ctx, callTimeout)
-		resp, err := api().ReportObservations(limited, req)
+		resp, err := s.api().ReportObservations(limited, req)
 		cancel()
+		if ctx.Err() == nil {
+			s.link.heard(err)
+		}
 		if err == nil {
 			for _, r := range resp.Receipts {
 				if r.Accepted {

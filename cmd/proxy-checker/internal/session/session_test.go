@@ -18,6 +18,7 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/durationpb"
 	"google.golang.org/protobuf/types/known/structpb"
@@ -41,6 +42,7 @@ type plane struct {
 	controlplanev1.UnimplementedCheckerControlPlaneServer
 
 	tasks chan *controlplanev1.CheckTask
+	pulse *pulseServer // nil = it has none
 
 	mu         sync.Mutex
 	registered []*controlplanev1.RegisterCheckerRequest
@@ -152,6 +154,9 @@ func start(t *testing.T, most int, check func(context.Context, *pluginv1.CheckRe
 	}
 	server := grpc.NewServer()
 	controlplanev1.RegisterCheckerControlPlaneServer(server, p)
+	if p.pulse != nil {
+		grpc_health_v1.RegisterHealthServer(server, p.pulse)
+	}
 	var serving sync.WaitGroup
 	serving.Go(func() { _ = server.Serve(l) })
 	b := &bench{plane: p, prober: &prober{names: []string{"proxy"}, changed: make(chan struct{}, 1), check: check}, done: make(chan error, 1)}
