@@ -91,7 +91,10 @@ func startBrowser(w *world, path, key string) *browser {
 		w.t.Fatal(err)
 	}
 	cmd := exec.Command(path, "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking", "--disable-component-update",
-		"--disable-sync", "--disable-extensions", "--disable-breakpad", "--disable-dev-shm-usage", "--disable-features=HttpsUpgrades,HttpsFirstBalancedModeAutoEnable,OptimizationHints,MediaRouter",
+		"--disable-sync", "--disable-extensions", "--disable-breakpad", "--disable-dev-shm-usage",
+		// All tabs are at work, not only the one in front.
+		"--disable-background-timer-throttling", "--disable-backgrounding-occluded-windows", "--disable-renderer-backgrounding",
+		"--disable-features=HttpsUpgrades,HttpsFirstBalancedModeAutoEnable,OptimizationHints,MediaRouter",
 		"--remote-debugging-pipe", "--user-data-dir="+filepath.Join(home, "data"), "--ignore-certificate-errors-spki-list="+base64.StdEncoding.EncodeToString(spki[:]),
 		"--proxy-pac-url=data:application/x-ns-proxy-autoconfig;base64,"+base64.StdEncoding.EncodeToString([]byte(pac)), "about:blank")
 	cmd.Env = []string{"HOME=" + home, "TMPDIR=" + home, "PATH=" + os.Getenv("PATH")}

@@ -147,7 +147,7 @@ type command struct {
 	title, path string
 	environ     []string
 	args        func(gateway *url.URL, e errand) []string
-	read        func(stdout, stderr []byte, exit int) (r reply, refused bool)
+	read        func(e errand, stdout, stderr []byte, exit int) (r reply, refused bool)
 }
 
 func (c *command) name() string { return c.title }
@@ -163,7 +163,7 @@ func (c *command) send(ctx context.Context, gateways []string, e errand) reply {
 		if cmd.ProcessState == nil || !cmd.ProcessState.Exited() {
 			return reply{err: err}, false
 		}
-		r, refused := c.read(stdout.Bytes(), stderr.Bytes(), cmd.ProcessState.ExitCode())
+		r, refused := c.read(e, stdout.Bytes(), stderr.Bytes(), cmd.ProcessState.ExitCode())
 		if err != nil && r.err == nil {
 			r.err = fmt.Errorf("%w: %s", err, strings.Join(strings.Fields(stderr.String()), " "))
 		}
@@ -187,7 +187,7 @@ func newCurl(w *world, path string) *command {
 			}
 			return args
 		},
-		read: func(stdout, _ []byte, exit int) (reply, bool) {
+		read: func(e errand, stdout, _ []byte, exit int) (reply, bool) {
 			r := reply{}
 			in := bufio.NewReader(bytes.NewReader(stdout))
 			// The heads of all answers, those to CONNECT among them, and the body of the last.
@@ -205,8 +205,8 @@ func newCurl(w *world, path string) *command {
 			}
 			text, _ := io.ReadAll(in)
 			r.text = string(text)
-			if exit != 0 && r.status == http.StatusOK {
-				r.status = 0 // of a tunnel that stood, not of what was asked for
+			if exit != 0 && (r.status == http.StatusOK || r.status == http.StatusProxyAuthRequired && e.key == loginKey) {
+				r.status, r.own = 0, "" // of what went before: a tunnel that stood, a challenge that was met
 			}
 			return r, exit == curlConnect
 		},
@@ -223,7 +223,7 @@ func newGit(w *world, path string) *command {
 		args: func(gateway *url.URL, e errand) []string {
 			return []string{"-c", "http.sslCAInfo=" + w.roots, "-c", "http.proxy=" + gateway.String(), "-c", "protocol.version=2", "ls-remote", e.url, "refs/heads/main"}
 		},
-		read: func(stdout, stderr []byte, exit int) (reply, bool) {
+		read: func(_ errand, stdout, stderr []byte, exit int) (reply, bool) {
 			if exit == 0 {
 				return reply{status: http.StatusOK, text: string(stdout)}, false
 			}
