@@ -36,6 +36,7 @@ egress: build ## the egress plane on this machine: curl through gateways while t
 
 .PHONY: test
 test: build prometheus redis ## build and test everything, under 10 minutes on 2 cores
+	@$(MAKE) --no-print-directory chromium || echo 'going on: what is tested with a browser is left out'
 	$(GO) vet ./...
 	cd examples/bench && $(GO) vet ./...
 	$(GO) test -timeout 9m ./...
@@ -45,8 +46,8 @@ race: prometheus redis ## the tests under the race detector
 	$(GO) test -race -timeout 20m $(PKGS)
 
 .PHONY: faults
-faults: redis iproute ## faults made on real processes; REPEAT=1 for many seeds
-	$(GO) test -tags faults -count=1 -timeout 30m ./cmd/dona-host/... ./cmd/proxy-checker/... ./host/store/... ./host/audit/... ./host/rollout/... ./host/delivery/... ./host/pool/... ./plugins/... ./builtin/... ./cmd/dona/internal/scaffold ./examples/plugins
+faults: redis iproute chromium ## faults made on real processes; REPEAT=1 for many seeds
+	$(GO) test -tags faults -count=1 -timeout 30m ./cmd/dona-host/... ./cmd/proxy-checker/... ./host/store/... ./host/audit/... ./host/rollout/... ./host/delivery/... ./host/pool/... ./plugins/... ./builtin/... ./cmd/dona/internal/scaffold ./examples/plugins ./examples/egress
 
 .PHONY: fuzz-short
 fuzz-short: ## each fuzz target for 20 seconds
@@ -120,6 +121,19 @@ iproute:
 	  command -v apt-get >/dev/null && [ "$$(id -u)" = 0 ] && \
 	  { apt-get update -qq && DEBIAN_FRONTEND=noninteractive RUNLEVEL=1 apt-get install -y -qq --no-install-recommends iproute2; } >$${TMPDIR:-/tmp}/dona-apt.log 2>&1; } || \
 	  { echo 'the tests need ip(8) for networks of their own: install iproute2 so that it is on the PATH'; exit 1; }
+
+.PHONY: chromium
+chromium:
+	@{ command -v chromium || command -v chromium-browser || command -v google-chrome || command -v google-chrome-stable || command -v chromium-headless-shell; } >/dev/null || { \
+	  command -v apt-get >/dev/null && [ "$$(id -u)" = 0 ] && \
+	  { apt-get update -qq && DEBIAN_FRONTEND=noninteractive RUNLEVEL=1 apt-get install -y -qq --no-install-recommends chromium; } >$${TMPDIR:-/tmp}/dona-apt.log 2>&1; } || \
+	  { echo 'the tests of the egress plane need a browser: install the package chromium so that it is on the PATH'; exit 1; }
+
+.PHONY: egress-clients
+egress-clients: chromium ## curl, git, Go, Node.js and a browser through gateways and each kind of proxy
+	@command -v npm >/dev/null || { echo 'npm is needed for a client: install Node.js'; exit 1; }
+	npm install --no-fund --no-audit --no-package-lock --loglevel=error --prefix examples/egress/testdata/node
+	EGRESS_CLIENTS=all $(GO) test -count=1 -run 'TestClients$$' ./examples/egress
 
 .PHONY: node-client
 node-client: ## the Node.js example agrees with Go: buckets, checksums, decisions

@@ -42,8 +42,8 @@ type checker struct {
 }
 
 // newChecker listens and is ready to run. After an error nothing is left open.
-func newChecker(s *settings.Settings, log *slog.Logger, stderr io.Writer) (c *checker, err error) {
-	c = &checker{settings: s, log: log, registry: prometheus.NewRegistry()}
+func newChecker(s *settings.Settings, log *slog.Logger, stderr io.Writer) (_ *checker, err error) {
+	c := &checker{settings: s, log: log, registry: prometheus.NewRegistry()}
 	if s.AdminListen != "" {
 		if c.admin, err = net.Listen("tcp", s.AdminListen); err != nil {
 			return nil, err

@@ -449,6 +449,7 @@ func TestUsage(t *testing.T) {
 		{[]string{"-control-plane", "192.0.2.1:443"}, startup.ExitConfig, "not on loopback"},
 		{[]string{"-control-plane", "127.0.0.1:1", "-auto-identity"}, startup.ExitUsage, "tls.mode is disabled"},
 		{[]string{"-control-plane", "127.0.0.1:1", "-plugin-dir", filepath.Join(filepath.Dir(file), "none")}, startup.ExitConfig, "plugin directory"},
+		{[]string{"-control-plane", "127.0.0.1:1", "-admin-listen", "127.0.0.1:0", "-plugin-dir", filepath.Join(filepath.Dir(file), "none")}, startup.ExitConfig, "plugin directory"},
 	} {
 		var stdout, stderr bytes.Buffer
 		if code := run(slices.Concat(base, tc.args), nil, &stdout, &stderr); code != tc.code || !strings.Contains(stderr.String(), tc.says) {

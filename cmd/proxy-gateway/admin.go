@@ -22,14 +22,15 @@ func (g *gateway) notReady() string {
 	if g.leaving.Load() {
 		return "draining: this gateway ends"
 	}
-	switch s := g.worker.State(); s {
-	case worker.Serving:
-		return ""
-	case worker.Starting:
+	switch s := g.worker.State(); {
+	case s == worker.Starting:
 		return "starting: no snapshot from the control plane yet"
-	default:
+	case s != worker.Serving:
 		return s.String() + ": no valid snapshot from the control plane"
+	case !g.listening.Load():
+		return "starting: nobody listens for clients yet"
 	}
+	return ""
 }
 
 // metrics shows what the gateway counts anyway. Names are in docs/gateway.md.

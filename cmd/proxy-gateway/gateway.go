@@ -41,13 +41,17 @@ type gateway struct {
 	server   *forward.Server
 	clients  *clients.Set // nil = nobody is asked
 
-	listener, admin net.Listener // admin may be nil
-	leaving         atomic.Bool
+	door    *door
+	admin   net.Listener // may be nil
+	start   sync.Once
+	started chan struct{} // closed with the first valid snapshot
+	// listening is set once clients can come, and leaving when no more are to.
+	listening, leaving atomic.Bool
 }
 
-// newGateway listens and is ready to run. After an error nothing is left open.
-func newGateway(s *settings.Settings, log *slog.Logger) (g *gateway, err error) {
-	g = &gateway{settings: s, log: log}
+// newGateway is ready to run. After an error nothing is left open.
+func newGateway(s *settings.Settings, log *slog.Logger) (_ *gateway, err error) {
+	g := &gateway{settings: s, log: log, started: make(chan struct{})}
 	defer func() {
 		if err != nil {
 			g.closeListeners()
@@ -64,7 +68,7 @@ func newGateway(s *settings.Settings, log *slog.Logger) (g *gateway, err error) 
 			return nil, fmt.Errorf("gateway.upstreams.ca: %w", err)
 		}
 	}
-	if g.listener, err = net.Listen("tcp", s.Listen); err != nil {
+	if g.door, err = newDoor(s.Listen); err != nil {
 		return nil, err
 	}
 	if s.AdminListen != "" {
@@ -112,11 +116,12 @@ func trusting(file string) (*tls.Config, error) {
 // own is where this process listens, and so where nobody is led.
 func (g *gateway) own() (target.Own, error) {
 	var own target.Own
-	for _, l := range []net.Listener{g.listener, g.admin} {
-		if l == nil {
-			continue
-		}
-		a, err := netip.ParseAddrPort(l.Addr().String())
+	listens := []net.Addr{g.door.address}
+	if g.admin != nil {
+		listens = append(listens, g.admin.Addr())
+	}
+	for _, l := range listens {
+		a, err := netip.ParseAddrPort(l.String())
 		if err != nil {
 			return own, err
 		}
@@ -135,17 +140,22 @@ func (g *gateway) own() (target.Own, error) {
 }
 
 func (g *gateway) closeListeners() {
-	for _, l := range []net.Listener{g.listener, g.admin} {
-		if l != nil {
-			_ = l.Close()
-		}
+	if g.door != nil {
+		g.door.close()
+	}
+	if g.admin != nil {
+		_ = g.admin.Close()
 	}
 }
 
-// stateChanged ends what the view does not vouch for any more. Readiness follows by
-// itself, and so does that nothing is led anywhere.
+// stateChanged lets clients in once there is something to go by, and ends what the view
+// does not vouch for any more. Readiness follows by itself, and so does that nothing is
+// led anywhere.
 func (g *gateway) stateChanged(s worker.State) {
-	if s == worker.Ended {
+	switch s {
+	case worker.Serving:
+		g.start.Do(func() { close(g.started) })
+	case worker.Ended:
 		g.server.Cut()
 	}
 }
@@ -161,7 +171,7 @@ func (g *gateway) run(ctx context.Context) error {
 	work.Go(func() { fatal <- g.worker.Run(session) })
 	work.Go(func() { g.reload(session) })
 	served := make(chan error, 1)
-	work.Go(func() { served <- g.server.Serve(g.listener) })
+	work.Go(func() { served <- g.serve(session) })
 	admin := &http.Server{Handler: g.adminHandler(), ReadHeaderTimeout: 10 * time.Second}
 	if g.admin != nil {
 		work.Go(func() {
@@ -170,7 +180,7 @@ func (g *gateway) run(ctx context.Context) error {
 			}
 		})
 	}
-	g.log.Info("listening", "clients", g.listener.Addr(), "control_plane", g.settings.ControlPlane, "worker", g.settings.WorkerID)
+	g.log.Info("waiting for the first snapshot", "control_plane", g.settings.ControlPlane, "worker", g.settings.WorkerID)
 	var err error
 	select {
 	case <-ctx.Done():
@@ -205,7 +215,7 @@ func (g *gateway) leave() {
 	g.leaving.Store(true)
 	g.worker.Drain()
 	g.log.Info("draining", "limit", g.settings.DrainLimit)
-	_ = g.listener.Close()
+	g.door.close()
 	g.server.Drain(g.settings.DrainLimit)
 	g.log.Info("drained", "in_use", g.worker.InUse())
 }

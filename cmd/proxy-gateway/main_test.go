@@ -30,6 +30,7 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"github.com/dodona-project/dodona/cmd/internal/startup"
+	"github.com/dodona-project/dodona/host/loopback"
 	controlplanev1 "github.com/dodona-project/dodona/proto/controlplane/v1"
 	donav1 "github.com/dodona-project/dodona/proto/dona/v1"
 	"github.com/dodona-project/dodona/sdk/dona/svidtest"
@@ -54,6 +55,7 @@ type plane struct {
 	controlplanev1.UnimplementedWorkerControlPlaneServer
 	address  string
 	server   *grpc.Server
+	hold     chan struct{} // no snapshot is sent before it is closed; nil = at once
 	validity time.Duration
 	maxStale time.Duration
 
@@ -101,6 +103,13 @@ func (p *plane) RegisterWorker(_ context.Context, r *controlplanev1.RegisterWork
 }
 
 func (p *plane) WatchSnapshots(_ *controlplanev1.WatchSnapshotsRequest, stream grpc.ServerStreamingServer[controlplanev1.SnapshotUpdate]) error {
+	if p.hold != nil {
+		select {
+		case <-p.hold:
+		case <-stream.Context().Done():
+			return stream.Context().Err()
+		}
+	}
 	for {
 		p.mu.Lock()
 		p.version++
@@ -185,7 +194,21 @@ func freeAddress(t *testing.T) string {
 	return l.Addr().String()
 }
 
+// startGateway starts one and waits until it listens for clients.
 func startGateway(t *testing.T, config string, args ...string) *process {
+	t.Helper()
+	p := launchGateway(t, config, args...)
+	listening := regexp.MustCompile(`clients=(127\.0\.0\.1:\d+)`)
+	eventually(t, "the gateway listens", func() bool {
+		if m := listening.FindStringSubmatch(p.stderr.String()); m != nil {
+			p.clients = m[1]
+		}
+		return p.clients != ""
+	})
+	return p
+}
+
+func launchGateway(t *testing.T, config string, args ...string) *process {
 	t.Helper()
 	file := filepath.Join(t.TempDir(), "gateway.yaml")
 	if err := os.WriteFile(file, []byte(config), 0o600); err != nil {
@@ -208,13 +231,6 @@ func startGateway(t *testing.T, config string, args ...string) *process {
 		if t.Failed() {
 			t.Log(p.stderr.String())
 		}
-	})
-	listening := regexp.MustCompile(`clients=(127\.0\.0\.1:\d+)`)
-	eventually(t, "the gateway listens", func() bool {
-		if m := listening.FindStringSubmatch(p.stderr.String()); m != nil {
-			p.clients = m[1]
-		}
-		return p.clients != ""
 	})
 	return p
 }
@@ -353,6 +369,78 @@ gateway:
 	defer host.mu.Unlock()
 	if n := len(host.last.GetCounters()); n != 0 {
 		t.Errorf("at the end %d proxies are reported in use", n)
+	}
+}
+
+// A gateway that starts lets nobody in before its first snapshot, so that clients which
+// know another one go there; whoever is let in is led.
+func TestNobodyIsLetInTooEarly(t *testing.T) {
+	host := startPlane(t, world(t, controlplanev1.OnUnavailable_ON_UNAVAILABLE_FAIL))
+	host.hold = make(chan struct{})
+	listen, err := loopback.Free()
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := launchGateway(t, "controlPlane: {tls: {mode: disabled}}\ngateway: {upstreams: {allow: [loopback]}}\n", "-control-plane", host.address, "-listen", listen)
+	p.clients = listen
+	eventually(t, "the worker has registered", func() bool {
+		host.mu.Lock()
+		defer host.mu.Unlock()
+		return host.registered != nil
+	})
+	if code, text := p.ask("/readyz"); code != 503 || !strings.HasPrefix(text, "starting") {
+		t.Errorf("without a snapshot /readyz answers %d %q", code, text)
+	}
+	if conn, err := net.Dial("tcp", listen); err == nil {
+		_ = conn.Close()
+		t.Error("without a snapshot it takes connections")
+	} else if !errors.Is(err, syscall.ECONNREFUSED) {
+		t.Error(err)
+	}
+	close(host.hold)
+	client := p.proxy(nil)
+	eventually(t, "it takes clients", func() bool {
+		answer, err := client.Get("http://shop.example/")
+		if errors.Is(err, syscall.ECONNREFUSED) {
+			return false
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		_ = answer.Body.Close()
+		if answer.StatusCode != 200 {
+			t.Fatalf("the first that is let in is answered %d, %s", answer.StatusCode, answer.Header.Get("Proxy-Status"))
+		}
+		return true
+	})
+}
+
+// What cannot be had at the start ends it with what it is.
+func TestDoesNotStart(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = l.Close() }()
+	taken := l.Addr().String()
+	for _, c := range []struct {
+		config string
+		args   []string
+		want   string
+	}{
+		{"", []string{"-listen", taken}, "listen tcp " + taken + ": bind: address already in use"},
+		{"", []string{"-admin-listen", taken}, "listen tcp " + taken + ": bind: address already in use"},
+		{"gateway: {clients: [{name: alice, passwordFile: none}]}\n", nil, "none: no such file"},
+		{"gateway: {upstreams: {ca: none.pem}}\n", nil, "gateway.upstreams.ca: open "},
+	} {
+		p := launchGateway(t, "controlPlane: {tls: {mode: disabled}}\n"+c.config, append([]string{"-control-plane", "127.0.0.1:1"}, c.args...)...)
+		var exit *exec.ExitError
+		if err := p.Wait(); !errors.As(err, &exit) || exit.ExitCode() != startup.ExitConfig && exit.ExitCode() != startup.ExitFailed {
+			t.Errorf("ends with %v, want one of its exit codes", err)
+		}
+		if text := p.stderr.String(); !strings.Contains(text, c.want) || strings.Contains(text, "panic") {
+			t.Errorf("says %q, want %q", text, c.want)
+		}
 	}
 }
 

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"crypto/tls"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -21,7 +22,9 @@ type proxySettings struct {
 	Username string                        `json:"username"`
 	Password string                        `json:"password_file"`
 	Hosts    map[string]string             `json:"hosts"` // what it is asked for, and where that is
-	Ready    string                        `json:"ready"` // file that is there once it listens; with its certificate, if it has one
+	// Certificate is the file of an HTTPS proxy's, with its key; it has the same in each life.
+	Certificate string `json:"certificate"`
+	Ready       string `json:"ready"` // file that is there once it listens; with its certificate, if it has one
 }
 
 // serveProxy is a proxy until its stdin ends.
@@ -34,7 +37,15 @@ func serveProxy(settings string, stdin io.Reader) error {
 	if err != nil {
 		return err
 	}
-	p, err := proxytest.Listen(s.Address, proxytest.Options{Protocol: s.Protocol, Username: s.Username, Password: string(password), Hosts: s.Hosts})
+	options := proxytest.Options{Protocol: s.Protocol, Username: s.Username, Password: string(password), Hosts: s.Hosts}
+	if s.Certificate != "" {
+		pair, err := tls.LoadX509KeyPair(s.Certificate, s.Certificate)
+		if err != nil {
+			return err
+		}
+		options.Certificate = &pair
+	}
+	p, err := proxytest.Listen(s.Address, options)
 	if err != nil {
 		return err
 	}

@@ -49,9 +49,19 @@ func (s *stage) play(ctx context.Context) error {
 }
 
 // opening starts everything.
-func (s *stage) opening(ctx context.Context) (err error) {
+func (s *stage) opening(ctx context.Context) error {
 	s.story.line("The egress plane: a host, a checker, two gateways and ten upstream proxies, all on this machine")
 	s.story.chapter("1. Upstream proxies, a host, a checker, two gateways")
+	for _, act := range []func(context.Context) error{s.prepare, s.startProxies, s.startPlane} {
+		if err := act(ctx); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// prepare finds an address for everything, and starts the targets.
+func (s *stage) prepare(context.Context) (err error) {
 	s.password = newPassword()
 	s.admin = &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
 	if err := os.WriteFile(filepath.Join(s.dir, "password"), []byte(s.password), 0o600); err != nil {
@@ -71,9 +81,12 @@ func (s *stage) opening(ctx context.Context) (err error) {
 		return err
 	}
 	s.pool = controlplanev1.NewPoolAdminClient(s.conn)
-	if err := s.startTargets(); err != nil {
-		return err
-	}
+	return s.startTargets()
+}
+
+// startProxies starts the upstream proxies, and writes the files of the programs, which
+// have what the proxies are verified with.
+func (s *stage) startProxies(ctx context.Context) error {
 	for _, p := range s.proxies {
 		if err := s.startProxy(p); err != nil {
 			return err
@@ -85,9 +98,12 @@ func (s *stage) opening(ctx context.Context) (err error) {
 		}
 	}
 	s.story.tell("%d upstream proxies listen: %s; they ask for a password", len(s.proxies), kinds())
-	if err := s.writeFiles(); err != nil {
-		return err
-	}
+	return s.writeFiles()
+}
+
+// startPlane starts the host, the checker and the gateways, and waits until the proxies
+// are shared out.
+func (s *stage) startPlane(ctx context.Context) error {
 	if err := s.startHost(ctx); err != nil {
 		return err
 	}
@@ -315,7 +331,20 @@ func (s *stage) killHost(ctx context.Context) (err error) {
 	}
 	s.facts.hostBack = time.Now()
 	s.story.tell("the host is back on its data (pid %d)", s.host.PID())
-	err = s.until(ctx, 20*time.Second, "both gateways to be connected", func(ctx context.Context) error {
+	if err := s.reconnected(ctx); err != nil {
+		return err
+	}
+	s.facts.connectedAfter = time.Since(s.facts.hostBack)
+	if s.facts.ownersAfter, err = s.owners(ctx); err != nil {
+		return err
+	}
+	s.story.tell("both gateways are connected, and own what they owned")
+	return nil
+}
+
+// reconnected waits until both gateways have said something to the host since it is back.
+func (s *stage) reconnected(ctx context.Context) error {
+	return s.until(ctx, 20*time.Second, "both gateways to be connected", func(ctx context.Context) error {
 		reply, err := s.pool.ListWorkers(ctx, &controlplanev1.ListWorkersRequest{})
 		if err != nil {
 			return err
@@ -332,15 +361,6 @@ func (s *stage) killHost(ctx context.Context) (err error) {
 		}
 		return nil
 	}, s.host)
-	if err != nil {
-		return err
-	}
-	s.facts.connectedAfter = time.Since(s.facts.hostBack)
-	if s.facts.ownersAfter, err = s.owners(ctx); err != nil {
-		return err
-	}
-	s.story.tell("both gateways are connected, and own what they owned")
-	return nil
 }
 
 func sleep(ctx context.Context, d time.Duration) error {

@@ -8,6 +8,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -160,7 +161,15 @@ func (s *stage) addProxy(upstream string, certificate tls.Certificate) error {
 		Username: username, Password: filepath.Join(s.dir, "password"), Ready: filepath.Join(s.dir, p.name+".ready"),
 		Hosts: map[string]string{checkHost + ":80": t.plain, upstream + hostSuffix + ":80": t.plain, upstream + hostSuffix + ":443": t.tls},
 	}
-	return nil
+	if p.settings.Protocol != controlplanev1.Proxy_PROTOCOL_HTTPS {
+		return nil
+	}
+	ip, _, err := net.SplitHostPort(address)
+	if err != nil {
+		return err
+	}
+	p.settings.Certificate = filepath.Join(s.dir, p.name+".pem")
+	return writeCertificate(p.settings.Certificate, []string{ip})
 }
 
 // startProxy starts a proxy, once more after it was killed.

@@ -36,6 +36,9 @@ type Options struct {
 	Hosts              map[string]string // host:port as it is asked for -> the address that is dialled
 	Early              string            // sent in one write with the answer to a tunnel
 	Status             int               // answer to every CONNECT: an HTTP status or a SOCKS5 reply; 0 = try
+	// Certificate is an HTTPS proxy's, for one that comes back as who it was; nil = a new one
+	// for its address.
+	Certificate *tls.Certificate
 	// Talk replaces all of it, after TLS if there is some. The connection is closed when it
 	// returns.
 	Talk func(net.Conn)
@@ -75,7 +78,7 @@ func Listen(address string, o Options) (*Server, error) {
 	}
 	s := &Server{opts: o, listener: l, conns: map[net.Conn]struct{}{}}
 	if o.Protocol == controlplanev1.Proxy_PROTOCOL_HTTPS {
-		if s.tls, s.certificate, err = newCertificate(l.Addr().(*net.TCPAddr).IP); err != nil {
+		if s.tls, s.certificate, err = o.secure(l.Addr().(*net.TCPAddr).IP); err != nil {
 			_ = l.Close()
 			return nil, err
 		}
@@ -405,6 +408,18 @@ func closeWrite(c net.Conn) {
 	if half, ok := c.(interface{ CloseWrite() error }); ok {
 		_ = half.CloseWrite()
 	}
+}
+
+// secure is the configuration of an HTTPS proxy, and its certificate.
+func (o *Options) secure(address net.IP) (*tls.Config, *x509.Certificate, error) {
+	if o.Certificate == nil {
+		return newCertificate(address)
+	}
+	leaf, err := x509.ParseCertificate(o.Certificate.Certificate[0])
+	if err != nil {
+		return nil, nil, err
+	}
+	return &tls.Config{Certificates: []tls.Certificate{*o.Certificate}, MinVersion: tls.VersionTLS12}, leaf, nil
 }
 
 // newCertificate makes a certificate for an address.
