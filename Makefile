@@ -43,7 +43,7 @@ test: build prometheus redis ## build and test everything, under 10 minutes on 2
 
 .PHONY: race
 race: prometheus redis ## the tests under the race detector
-	$(GO) test -race -timeout 20m $(PKGS)
+	$(GO) test -race -parallel 3 -timeout 20m $(PKGS)
 
 .PHONY: faults
 faults: redis iproute chromium ## faults made on real processes; REPEAT=1 for many seeds

@@ -364,14 +364,7 @@ func (h *Host) stop(cancel context.CancelFunc, loops *sync.WaitGroup) {
 	close(h.stopping)
 	h.sessions.Drain()
 	h.feeds.Close()
-	drained := make(chan struct{})
-	go func() { h.grpc.GracefulStop(); close(drained) }()
-	select {
-	case <-drained:
-	case <-time.After(drainTime):
-		h.grpc.Stop()
-		<-drained
-	}
+	drain(h.grpc, drainTime)
 	if h.bootstrap != nil {
 		h.bootstrap.Stop()
 	}
@@ -380,6 +373,18 @@ func (h *Host) stop(cancel context.CancelFunc, loops *sync.WaitGroup) {
 	loops.Wait()
 	_ = os.Remove(filepath.Join(h.config.DataDir, "host.json"))
 	h.log.Info("stopped")
+}
+
+// drain takes no more calls, gives those under way until limit, and cuts the rest.
+func drain(server *grpc.Server, limit time.Duration) {
+	drained := make(chan struct{})
+	go func() { server.GracefulStop(); close(drained) }()
+	select {
+	case <-drained:
+	case <-time.After(limit):
+		server.Stop()
+		<-drained
+	}
 }
 
 // flush sends what telemetry is left, and stops exporting. A receiver that is away

@@ -33,7 +33,7 @@ import (
 // they wait.
 func TestMain(m *testing.M) {
 	builtin.Dispatch()                 // the host starts this program again as its plugins
-	_ = flag.Set("test.parallel", "6") // the command line wins
+	_ = flag.Set("test.parallel", "4") // the command line wins
 	// Here, as tests that run beside one another have one environment.
 	_ = os.Setenv(secretVariable, "dan:"+planted+"-of-env")
 	goleak.VerifyTestMain(m)

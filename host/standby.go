@@ -16,6 +16,9 @@ import (
 // standByLook is how often a host that waits looks whether its store can be used.
 const standByLook = 100 * time.Millisecond
 
+// standByDrain is how long calls have to end when the wait is over.
+const standByDrain = time.Second
+
 // mustWait returns why a shared store cannot be used now and nil when it can, or when
 // waiting is of no use.
 func (h *Host) mustWait(ctx context.Context) error {
@@ -47,7 +50,7 @@ func (h *Host) standBy(ctx context.Context) (goOn bool, err error) {
 		serving.Go(func() { failed <- server.Serve(h.grpcListener) })
 		serving.Go(func() { failed <- h.serveHTTP(h.httpListener) })
 		end = func() {
-			server.Stop()
+			drain(server, standByDrain) // an operator's call that ended the wait is under way
 			_ = h.http.Close()
 			serving.Wait()
 		}

@@ -274,7 +274,7 @@ func verifyPages(pages []attest.Page, o attest.Options, keyFile string, m *attes
 	}
 	result, err := attest.Verify(pages, o)
 	if err != nil {
-		return nil, unverified(err)
+		return nil, unverified(elsewhere(pages, o, err))
 	}
 	if m != nil {
 		if err := m.Remember(result, o.Key); err != nil {
@@ -282,6 +282,20 @@ func verifyPages(pages []attest.Page, o attest.Options, keyFile string, m *attes
 		}
 	}
 	return result, nil
+}
+
+// elsewhere adds what to do when reports fail by what was seen before alone: a host of
+// the same names that began anew, as one with --dev does in another directory, looks like
+// a history that was rewritten.
+func elsewhere(pages []attest.Page, o attest.Options, err error) error {
+	if o.Seen == nil {
+		return err
+	}
+	o.Seen = nil
+	if _, alone := attest.Verify(pages, o); alone != nil {
+		return err
+	}
+	return fmt.Errorf("%w; by themselves they verify: if they are of another host with these names, or of one that was made anew, give it a memory of its own with --memory FILE", err)
 }
 
 func readKey(file string) (ed25519.PublicKey, error) {
