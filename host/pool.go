@@ -64,6 +64,10 @@ func (b brokered) Hurry(tx store.Tx, plane, scope string, ids []string) error {
 	return b.h.checks.Hurry(tx, plane, scope, ids)
 }
 
+func (b brokered) Again(tx store.Tx, plane, scope string, ids []string) error {
+	return b.h.checks.Again(tx, plane, scope, ids)
+}
+
 func (b brokered) Braked(tx store.ReadTx, plane, scope string) (bool, error) {
 	return b.h.checks.Braked(tx, plane, scope)
 }

@@ -194,12 +194,23 @@ func (b *Broker) sooner(tx store.Tx, p place, by int64) (moved bool, err error) 
 // that were seen within the time in which a suspect is checked again. What it is called
 // for may be wrong, and may be told several times.
 func (b *Broker) Hurry(tx store.Tx, plane, scope string, ids []string) error {
+	return b.hurry(tx, plane, scope, ids, b.o.Rules.Suspect)
+}
+
+// Again has tasks of a scope done at once, in the caller's transaction, whenever they were
+// seen: what they are checked with is another now. One that is held is not given away
+// twice.
+func (b *Broker) Again(tx store.Tx, plane, scope string, ids []string) error {
+	return b.hurry(tx, plane, scope, ids, 0)
+}
+
+func (b *Broker) hurry(tx store.Tx, plane, scope string, ids []string, rest time.Duration) error {
 	now, g := tx.Now().UnixMilli(), group{plane, scope}
 	any := false
 	if err := each(ids, func(id string) error {
 		p := place{plane, scope, id}
 		t, err := loadCheck(tx, p)
-		if err != nil || t == nil || t.GetSeen().GetAtMs() > now-b.o.Rules.Suspect.Milliseconds() {
+		if err != nil || t == nil || t.GetSeen().GetAtMs() > now-rest.Milliseconds() {
 			return err
 		}
 		moved, err := b.sooner(tx, p, now)

@@ -1,5 +1,5 @@
-// Package fsck checks what a store holds: that the records of every service parse
-// and agree with one another, and that every audit chain holds from its first entry
+// Package fsck checks what a store holds: that the records of every service and of the
+// egress plane parse and agree with one another, and that every audit chain holds from its first entry
 // to its head. It changes nothing, and runs on any store: host/api runs it on the one
 // that a host has open, cmd/dona on the file of a host that does not run.
 package fsck
@@ -11,6 +11,7 @@ import (
 	"fmt"
 
 	"github.com/dodona-project/dodona/host/audit"
+	"github.com/dodona-project/dodona/host/pool"
 	"github.com/dodona-project/dodona/host/service"
 	"github.com/dodona-project/dodona/host/store"
 	"github.com/dodona-project/dodona/sdk/attest"
@@ -40,7 +41,7 @@ func (r *Report) problem(format string, args ...any) {
 	}
 }
 
-// Run checks a store. Each service is looked at as of one revision, and its chain up
+// Run checks a store. Each service and each upstream is looked at as of one revision, and its chain up
 // to the head that it then has; what is written meanwhile is no harm. Chains of
 // services that are gone are not found. An error means that the store could not be
 // read, and that nothing is known.
@@ -70,12 +71,47 @@ func Run(ctx context.Context, st store.Store, trustDomain string) (Report, error
 			r.problem("service %s: %s", name, p)
 		}
 	}
+	if err := r.pool(ctx, st); err != nil {
+		return r, fmt.Errorf("egress plane: %w", err)
+	}
 	for _, chain := range append([]string{audit.HostChain, audit.PoolChain}, services...) {
 		if err := r.chain(ctx, st, log, chain); err != nil {
 			return r, fmt.Errorf("audit chain %s: %w", chain, err)
 		}
 	}
 	return r, nil
+}
+
+// pool checks the records of the egress plane.
+func (r *Report) pool(ctx context.Context, st store.Store) error {
+	look := func(what string, verify func(tx store.ReadTx) (int, []string, error)) error {
+		var records int
+		var problems []string
+		if err := st.View(ctx, func(tx store.ReadTx) (err error) {
+			records, problems, err = verify(tx)
+			return err
+		}); err != nil {
+			return fmt.Errorf("%s: %w", what, err)
+		}
+		r.Records += records
+		for _, p := range problems {
+			r.problem("%s: %s", what, p)
+		}
+		return nil
+	}
+	var upstreams []string
+	if err := st.View(ctx, func(tx store.ReadTx) (err error) {
+		upstreams, err = pool.Upstreams(tx)
+		return err
+	}); err != nil {
+		return err
+	}
+	for _, name := range upstreams {
+		if err := look("upstream "+name, func(tx store.ReadTx) (int, []string, error) { return pool.VerifyUpstream(tx, name) }); err != nil {
+			return err
+		}
+	}
+	return look("pool", pool.Verify)
 }
 
 // pageLen is how many entries of a chain one transaction reads.

@@ -11,9 +11,11 @@ import (
 
 	"github.com/dodona-project/dodona/host/audit"
 	"github.com/dodona-project/dodona/host/fsck"
+	"github.com/dodona-project/dodona/host/pool"
 	"github.com/dodona-project/dodona/host/service"
 	"github.com/dodona-project/dodona/host/store"
 	"github.com/dodona-project/dodona/host/store/embedded"
+	controlplanev1 "github.com/dodona-project/dodona/proto/controlplane/v1"
 	donav1 "github.com/dodona-project/dodona/proto/dona/v1"
 )
 
@@ -132,6 +134,41 @@ func TestProblems(t *testing.T) {
 				t.Errorf("%d services, chains %v, want %d that hold", r.Services, r.Chains, tt.chains)
 			}
 		})
+	}
+}
+
+// The egress plane's records are looked at, too.
+func TestPool(t *testing.T) {
+	st := filled(t)
+	p := pool.New(pool.Options{Store: st, Audit: audit.New(domain), HostID: "h1"})
+	if _, err := p.Publish(t.Context(), "local:dev", &controlplanev1.PublishConfigRequest{Yaml: "cluster: {id: c1}\nupstreams: [{name: dc, protocol: http, source: {type: static, proxies: []}}]\n"}); err != nil {
+		t.Fatal(err)
+	}
+	before, err := fsck.Run(t.Context(), st, domain)
+	if err != nil || len(before.Problems) > 0 {
+		t.Fatal(before.Problems, err)
+	}
+	if _, err := p.Import(t.Context(), "local:dev", &controlplanev1.ImportProxiesRequest{Upstream: "dc", List: "192.0.2.1:80\n192.0.2.2:80\n"}); err != nil {
+		t.Fatal(err)
+	}
+	r, err := fsck.Run(t.Context(), st, domain)
+	if err != nil || len(r.Problems) > 0 || r.Records != before.Records+2 || len(r.Chains) != len(before.Chains) {
+		t.Fatalf("a sound store: %+v, %v, before %+v", r, err, before)
+	}
+	listed, err := p.ListProxies(t.Context(), &controlplanev1.ListProxiesRequest{PageSize: 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	key := "pool/proxy/" + listed.Proxies[0].Proxy.ProxyId
+	write(t, st, func(tx store.Tx) error { return tx.Put(key, []byte("not a record")) })
+	r, err = fsck.Run(t.Context(), st, domain)
+	if err != nil || len(r.Problems) != 1 || !strings.HasPrefix(r.Problems[0], "upstream dc: record "+key+" does not parse") {
+		t.Errorf("a damaged record: %q, %v", r.Problems, err)
+	}
+	write(t, st, func(tx store.Tx) error { return tx.Put("pool/config", []byte("not a record")) })
+	r, err = fsck.Run(t.Context(), st, domain)
+	if err != nil || len(r.Problems) != 2 || !strings.HasPrefix(r.Problems[1], "pool: record pool/config does not parse") {
+		t.Errorf("a damaged configuration: %q, %v", r.Problems, err)
 	}
 }
 

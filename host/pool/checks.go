@@ -38,6 +38,8 @@ const egressTimes = 4
 type Checks interface {
 	// Hurry has tasks of a scope done at once.
 	Hurry(tx store.Tx, plane, scope string, ids []string) error
+	// Again has them done at once, although they were done just now.
+	Again(tx store.Tx, plane, scope string, ids []string) error
 	// Braked reports whether one checker's word is not enough in a scope.
 	Braked(tx store.ReadTx, plane, scope string) (bool, error)
 }

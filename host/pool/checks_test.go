@@ -62,6 +62,10 @@ func (l *lazy) Hurry(tx store.Tx, plane, scope string, ids []string) error {
 	return l.b.Hurry(tx, plane, scope, ids)
 }
 
+func (l *lazy) Again(tx store.Tx, plane, scope string, ids []string) error {
+	return l.b.Again(tx, plane, scope, ids)
+}
+
 func (l *lazy) Braked(tx store.ReadTx, plane, scope string) (bool, error) {
 	return l.b.Braked(tx, plane, scope)
 }

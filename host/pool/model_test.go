@@ -650,6 +650,9 @@ func runModel(t *testing.T, seed uint64, seen map[string]int) {
 	m := newModel(t, seed, st, clk)
 	m.ctx = ctx
 	m.run(modelSteps)
+	if _, problems := verified(t, st); len(problems) > 0 {
+		t.Errorf("seed %d: in the store does not hold: %q", seed, problems)
+	}
 	m.sum(seen)
 	if err := st.Close(); err != nil && !errors.Is(err, store.ErrClosed) {
 		t.Fatal(err)

@@ -287,10 +287,6 @@ func (s *Supplier) settle(ctx context.Context, found map[string]held) bool {
 	return true
 }
 
-// inlineRef is the reference of a credential that stands in a list. No document may
-// name one.
-func inlineRef(upstream, id string) string { return "list:" + upstream + "/" + id }
-
 // take has the pool take a list: the credentials first, so that a proxy is never
 // without.
 func (s *Supplier) take(ctx context.Context, upstream string, list *source.List) {
@@ -346,7 +342,7 @@ func (s *Supplier) entries(u *poolconfig.Upstream, all []proxylist.Entry) (liste
 				continue
 			}
 			l.ID = s.o.Key.ProxyID(u.Name, l.Protocol.String(), e.Host, e.Port, e.Credential.Username())
-			l.SecretRef = inlineRef(u.Name, l.ID)
+			l.SecretRef = pool.InlineRef(u.Name, l.ID)
 			found[l.SecretRef] = held{credential: e.Credential, digest: s.o.Key.Digest(e.Credential), upstream: u.Name, seen: time.Now()}
 		}
 		listed = append(listed, l)
