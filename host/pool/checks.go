@@ -394,13 +394,13 @@ func (p *Pool) braked(tx store.ReadTx, upstream string) (on bool, err error) {
 		return false, nil
 	}
 	for _, level := range []string{basicScope, egressScope, targetScope} {
-		is, err := p.o.Checks.Braked(tx, CheckPlane, scopeOf(upstream, level))
-		if err != nil {
-			return false, err
+		is, failed := p.o.Checks.Braked(tx, CheckPlane, scopeOf(upstream, level))
+		if failed != nil && err == nil {
+			err = failed // go on: the rest is fetched in the same round trip
 		}
 		on = on || is
 	}
-	return on, nil
+	return on, err
 }
 
 // checkInterval is the usual one between two BASIC checks.
