@@ -1,6 +1,7 @@
 package pool_test
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -17,6 +18,7 @@ import (
 	"github.com/dodona-project/dodona/host/limits"
 	"github.com/dodona-project/dodona/host/pool"
 	"github.com/dodona-project/dodona/host/pool/ownership"
+	"github.com/dodona-project/dodona/host/pool/poolconfig"
 	"github.com/dodona-project/dodona/host/refusal"
 	"github.com/dodona-project/dodona/host/store"
 	"github.com/dodona-project/dodona/host/store/redis/redistest"
@@ -125,6 +127,83 @@ func TestLargeImport(t *testing.T) {
 			t.Error("what was refused has changed something")
 		}
 	})
+}
+
+// TestLargeConfig publishes a document of nearly the most bytes. It is parsed once by
+// each host, whoever asks for it at the same time and whatever is switched then.
+func TestLargeConfig(t *testing.T) {
+	onBoth(t, func(t *testing.T, st store.Store) {
+		w := worldOver(t, st, newClock())
+		var doc strings.Builder
+		doc.WriteString("cluster: {id: c1}\nupstreams:\n  - {name: spare, protocol: http, source: {type: static, proxies: [192.0.2.250:3128]}}\n")
+		for i := 0; i < 999 && doc.Len() < limits.PoolConfigLen-2000; i++ {
+			fmt.Fprintf(&doc, "  - {name: u%d, protocol: http, source: {type: static, proxies: [192.0.2.250:3128]}, labels: {note: %s}}\n", i, strings.Repeat("x", 250))
+		}
+		doc.WriteString("routings:\n")
+		for i := 0; i < 900 && doc.Len() < limits.PoolConfigLen-2000; i++ {
+			fmt.Fprintf(&doc, "  - {name: r%d, match: {hosts: [%sexample]}, upstreams: [{name: u%d}]}\n", i, strings.Repeat(strings.Repeat("h", 60)+".", 3), i)
+		}
+		began := time.Now()
+		w.publish(doc.String())
+		t.Logf("%d bytes published after %s", doc.Len(), time.Since(began))
+		written := w.p.Document()
+		w.change()
+		c, err := w.p.InForce(w.ctx)
+		w.must(err)
+		if u, _ := c.Upstream("spare"); len(c.Upstreams) < 900 || u.Enabled {
+			t.Errorf("in force are %d upstreams, and spare is %v", len(c.Upstreams), u)
+		}
+		if w.p.Document() != written {
+			t.Error("switching an upstream had the document parsed again")
+		}
+		other := w.host("h2")
+		found := make(chan *poolconfig.Config, 20)
+		for range cap(found) {
+			go func() {
+				c, _ := other.InForce(w.ctx)
+				found <- c
+			}()
+		}
+		first := <-found
+		for range cap(found) - 1 {
+			if c := <-found; c != first || c == nil {
+				t.Fatal("another host has parsed the document twice, or not at all")
+			}
+		}
+	})
+}
+
+// TestWhatIsTakenBackIsNotInForce: a configuration that a transaction saw, and that did
+// not come to be, is not taken for the one that got its version.
+func TestWhatIsTakenBackIsNotInForce(t *testing.T) {
+	w := newWorld(t)
+	never := errors.New("never")
+	err := w.store.Update(w.ctx, store.Hard, func(tx store.Tx) error {
+		record, err := tx.Get("pool/config")
+		if err != nil {
+			return err
+		}
+		if err := tx.Put("pool/config", bytes.ReplaceAll(record.Value, []byte("weight: 3"), []byte("weight: 4"))); err != nil {
+			return err
+		}
+		if _, err := w.p.Targets(tx, "dc:basic"); err != nil {
+			return err
+		}
+		return never
+	})
+	if !errors.Is(err, never) {
+		t.Fatal(err)
+	}
+	// Another host's change gets the version.
+	_, err = w.host("h2").SetUpstream(w.ctx, operator, &controlplanev1.SetUpstreamEnabledRequest{Upstream: "spare"})
+	w.must(err)
+	c, err := w.p.InForce(w.ctx)
+	w.must(err)
+	spare, _ := c.Upstream("spare")
+	r, _ := c.Routing("all")
+	if spare.Enabled || r.Upstreams[0].Weight != 3 {
+		t.Errorf("in force are %+v and %+v", spare, r)
+	}
 }
 
 // drained is a worker that owns 4,000 proxies, each with a drain that waits.
