@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	controlplanev1 "github.com/dodona-project/dodona/proto/controlplane/v1"
 	donav1 "github.com/dodona-project/dodona/proto/dona/v1"
 	"google.golang.org/genproto/googleapis/rpc/errdetails"
 	"google.golang.org/grpc"
@@ -278,6 +279,7 @@ func TestReloadHasItsOwnCap(t *testing.T) {
 			donav1.HostAdmin_ReloadPlugin_FullMethodName, // starts a process
 			donav1.HostAdmin_CheckStore_FullMethodName,   // reads all of the store
 			donav1.HostAdmin_BackupStore_FullMethodName,
+			controlplanev1.PoolAdmin_ImportProxies_FullMethodName, // many transactions, one after the other
 		}, method) {
 			t.Errorf("%s may take %v: say here why", method, rule.Cap)
 		}

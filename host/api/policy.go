@@ -77,6 +77,13 @@ func published() Rule {
 	return r
 }
 
+// imported is a list that takes several transactions.
+func imported() Rule {
+	r := published()
+	r.Cap = time.Minute
+	return r
+}
+
 // ofWorker is a call that keeps a worker going.
 func ofWorker(rate float64, burst int) Rule {
 	return Rule{Roles: workers, Object: "worker_id", MaxBytes: smallMessage, Rate: rate, Burst: burst, Class: Vital}
@@ -146,7 +153,7 @@ var Policy = map[string]Rule{
 	controlplanev1.PoolAdmin_GetConfig_FullMethodName:          admin(),
 	controlplanev1.PoolAdmin_SetUpstreamEnabled_FullMethodName: admin(),
 	controlplanev1.PoolAdmin_SetRouting_FullMethodName:         admin(),
-	controlplanev1.PoolAdmin_ImportProxies_FullMethodName:      published(),
+	controlplanev1.PoolAdmin_ImportProxies_FullMethodName:      imported(),
 	controlplanev1.PoolAdmin_ListProxies_FullMethodName:        admin(),
 	controlplanev1.PoolAdmin_ListWorkers_FullMethodName:        admin(),
 	controlplanev1.PoolAdmin_BeginDrain_FullMethodName:         admin(),

@@ -95,6 +95,24 @@ func (p *Pool) census(tx store.ReadTx, have *published, crews []*crew) (workers 
 	if err != nil {
 		return nil, nil, err
 	}
+	if err := fetchSupply(tx, 0, names...); err != nil {
+		return nil, nil, err
+	}
+	var held []store.ScanQuery
+	for _, c := range crews {
+		held = append(held, store.ScanQuery{Index: heldIndex(c.id), Limit: p.o.MaxCounters})
+	}
+	holding, err := store.ScanMany(tx, held...)
+	if err != nil {
+		return nil, nil, err
+	}
+	short := make([]string, len(names))
+	for i, name := range names {
+		short[i] = shortfallKey(name)
+	}
+	if _, err := tx.GetMany(short...); err != nil {
+		return nil, nil, err
+	}
 	for _, name := range names {
 		configured, ok := have.config.Upstream(name)
 		if !ok { // as if it were disabled
@@ -107,12 +125,8 @@ func (p *Pool) census(tx store.ReadTx, have *published, crews []*crew) (workers 
 		upstreams = append(upstreams, u)
 	}
 	// Those that expired and are held, too, may come up in its reports.
-	for id, w := range byID {
-		held, err := tx.Scan(heldIndex(id), 0, 0, p.o.MaxCounters)
-		if err != nil {
-			return nil, nil, err
-		}
-		w.Slots = max(w.Slots-len(held), 0)
+	for i := range workers {
+		workers[i].Slots = max(workers[i].Slots-len(holding[i]), 0)
 	}
 	return workers, upstreams, nil
 }
@@ -187,13 +201,25 @@ func (p *Pool) assign(tx store.Tx, some []ownership.Assignment) error {
 		return err
 	}
 	now := tx.Now().UnixMilli()
-	keys := make([]string, 0, 2*len(some))
+	keys := make([]string, 0, 5*len(some))
+	var has []store.ScanQuery
+	asked := map[string]bool{}
 	for _, a := range some {
 		keys = append(keys, proxyKey(a.Proxy))
+		if asked[a.Worker] {
+			continue
+		}
+		asked[a.Worker] = true
 		keys = append(keys, crewKeys(a.Worker)...)
+		for _, index := range []string{ownedIndex(a.Worker), heldIndex(a.Worker)} {
+			has = append(has, store.ScanQuery{Index: index, Limit: p.o.MaxCounters})
+		}
 	}
-	slices.Sort(keys)
-	if _, err := tx.GetMany(slices.Compact(keys)...); err != nil {
+	_, err = tx.GetMany(keys...)
+	if _, failed := store.ScanMany(tx, has...); err == nil { // in the same round trip
+		err = failed
+	}
+	if err != nil {
 		return err
 	}
 	// Every assignment moves the epoch, so that no two of them count at the same time.

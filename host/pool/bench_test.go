@@ -15,7 +15,7 @@ import (
 )
 
 // onDisk is an embedded store in a directory, with the clock of the machine.
-func onDisk(b *testing.B) store.Store {
+func onDisk(b testing.TB) store.Store {
 	b.Helper()
 	st, err := embedded.Open(b.TempDir()+"/data", embedded.Options{})
 	if err != nil {
@@ -25,10 +25,10 @@ func onDisk(b *testing.B) store.Store {
 	return st
 }
 
-func stores() map[string]func(b *testing.B) store.Store {
-	return map[string]func(b *testing.B) store.Store{
+func stores() map[string]func(b testing.TB) store.Store {
+	return map[string]func(b testing.TB) store.Store{
 		"embedded": onDisk,
-		"redis": func(b *testing.B) store.Store {
+		"redis": func(b testing.TB) store.Store {
 			return openShared(b, redistest.Start(b, redistest.Safe...), "bench", "one")
 		},
 	}

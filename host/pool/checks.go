@@ -130,16 +130,16 @@ func (p *Pool) upstreamOf(tx store.ReadTx, scope string) (have *published, u *po
 // Scope says how a level of an upstream is checked. Its version moves with the
 // configuration, and when proxies come and go.
 func (p *Pool) Scope(tx store.ReadTx, scope string) (check.Scope, error) {
-	have, u, level, err := p.upstreamOf(tx, scope)
+	_, u, level, err := p.upstreamOf(tx, scope)
 	if err != nil || u == nil {
 		return check.Scope{}, err
 	}
-	listed, err := tx.Get(listedKey(u.Name))
+	moved, err := tx.GetMany(configKey, listedKey(u.Name))
 	if err != nil {
 		return check.Scope{}, err
 	}
 	s := check.Scope{
-		Version: max(have.version, listed.Version), Probe: u.Check.Probe, Cap: u.Name, Most: int(u.Check.MaxInFlight),
+		Version: max(moved[0].Version, moved[1].Version), Probe: u.Check.Probe, Cap: u.Name, Most: int(u.Check.MaxInFlight),
 		Level: map[string]controlplanev1.CheckLevel{basicScope: health.Basic, egressScope: health.Egress, targetScope: health.Target}[level],
 	}
 	if len(u.Check.ProbeConfig) > 0 {
@@ -396,13 +396,13 @@ func (p *Pool) braked(tx store.ReadTx, upstream string) (on bool, err error) {
 		return false, nil
 	}
 	for _, level := range []string{basicScope, egressScope, targetScope} {
-		is, err := p.o.Checks.Braked(tx, CheckPlane, scopeOf(upstream, level))
-		if err != nil {
-			return false, err
+		is, failed := p.o.Checks.Braked(tx, CheckPlane, scopeOf(upstream, level))
+		if failed != nil && err == nil {
+			err = failed // go on: the rest is fetched in the same round trip
 		}
 		on = on || is
 	}
-	return on, nil
+	return on, err
 }
 
 // checkInterval is the usual one between two BASIC checks.

@@ -1,6 +1,7 @@
 package pool
 
 import (
+	"bytes"
 	"context"
 	"fmt"
 	"maps"
@@ -23,7 +24,8 @@ import (
 var errUnpublished = refusal.New(refusal.Unavailable, "no configuration of the egress plane is published yet: dona pool config publish does it")
 
 // inForce is the configuration in force; errUnpublished when there is none. A document
-// is parsed once for each time it is written.
+// is parsed once, also when an operator switches something of it: that of a long one
+// takes longer than anything else a transaction does.
 func (p *Pool) inForce(tx store.ReadTx) (*published, error) {
 	have, err := p.lookUp(tx)
 	if err == nil && have == nil {
@@ -32,25 +34,39 @@ func (p *Pool) inForce(tx store.ReadTx) (*published, error) {
 	return have, err
 }
 
-// lookUp is inForce, and nil when there is none.
+// lookUp is inForce, and nil when there is none. What was read last is known by its
+// content: the version of a record that is not committed may become another's.
 func (p *Pool) lookUp(tx store.ReadTx) (*published, error) {
 	rec, err := tx.Get(configKey)
 	if err != nil || !rec.Exists() {
 		return nil, err
 	}
-	if last := p.published.Load(); last != nil && last.version == rec.Version {
+	if last := p.published.Load(); last != nil && bytes.Equal(last.record, rec.Value) {
+		return last, nil
+	}
+	// Every stream of a host gets here at once when something is published.
+	p.reading.Lock()
+	defer p.reading.Unlock()
+	last := p.published.Load()
+	if last != nil && bytes.Equal(last.record, rec.Value) {
 		return last, nil
 	}
 	state := new(statev1.PoolConfig)
-	version, err := store.Load(tx, configKey, state)
-	if err != nil {
+	if _, err := store.Load(tx, configKey, state); err != nil {
 		return nil, err
 	}
-	next, err := read(state)
-	if err != nil {
-		return nil, err
+	next := &published{record: rec.Value, revision: state.Revision, document: state.Yaml}
+	for _, known := range []*published{last, p.offered} {
+		if known != nil && known.document == state.Yaml {
+			next.written = known.written
+		}
 	}
-	next.version = version
+	if next.written == nil {
+		if next.written, err = poolconfig.Parse(documentName, state.Yaml); err != nil {
+			return nil, fmt.Errorf("pool: the published configuration does not parse any more: %w", err)
+		}
+	}
+	next.config, next.times = switched(next.written, state), timesOf(next.written)
 	p.published.Store(next)
 	return next, nil
 }
@@ -67,14 +83,6 @@ func (p *Pool) Environment(ctx context.Context) (string, error) {
 		return c.Cluster.Environment, nil
 	}
 	return have.config.Cluster.Environment, nil
-}
-
-func read(state *statev1.PoolConfig) (*published, error) {
-	written, err := poolconfig.Parse(documentName, state.Yaml)
-	if err != nil {
-		return nil, fmt.Errorf("pool: the published configuration does not parse any more: %w", err)
-	}
-	return &published{revision: state.Revision, written: written, config: switched(written, state), times: timesOf(written)}, nil
 }
 
 // documentName is what a published document is called in messages.
@@ -135,14 +143,12 @@ func (p *Pool) Publish(ctx context.Context, actor string, req *controlplanev1.Pu
 		if err := expected(req.ExpectedRevision, state.Revision); err != nil {
 			return err
 		}
-		if state.Yaml != "" {
-			before, err := poolconfig.Parse(documentName, state.Yaml)
-			if err != nil {
-				return fmt.Errorf("pool: the published configuration does not parse any more: %w", err)
-			}
-			if before.Cluster.ID != next.Cluster.ID {
-				return refusal.New(refusal.Precondition, "yaml is of cluster %s, this one is %s: every worker would refuse its snapshots", limits.Brief(next.Cluster.ID), limits.Brief(before.Cluster.ID))
-			}
+		before, err := p.lookUp(tx)
+		if err != nil {
+			return err
+		}
+		if before != nil && before.written.Cluster.ID != next.Cluster.ID {
+			return refusal.New(refusal.Precondition, "yaml is of cluster %s, this one is %s: every worker would refuse its snapshots", limits.Brief(next.Cluster.ID), limits.Brief(before.written.Cluster.ID))
 		}
 		state.Revision++
 		state.Yaml, state.PublishedMs = req.Yaml, tx.Now().UnixMilli()
@@ -156,6 +162,9 @@ func (p *Pool) Publish(ctx context.Context, actor string, req *controlplanev1.Pu
 		})
 		return resp, err
 	}
+	p.reading.Lock()
+	p.offered = &published{document: req.Yaml, written: next}
+	p.reading.Unlock()
 	if err := p.o.Store.Update(ctx, store.Hard, func(tx store.Tx) error {
 		return run(tx, func(state *statev1.PoolConfig) error {
 			if err := store.Save(tx, configKey, state); err != nil {

@@ -6,10 +6,15 @@ import (
 
 	controlplanev1 "github.com/dodona-project/dodona/proto/controlplane/v1"
 	"google.golang.org/protobuf/proto"
+
+	"github.com/dodona-project/dodona/host/pool/poolconfig"
 )
 
 // RefreshAfter is when a snapshot is sent again that has not changed.
 var RefreshAfter = refreshAfter
+
+// Document is what was parsed of what is published.
+func (p *Pool) Document() *poolconfig.Config { return p.published.Load().written }
 
 // OpenStream is the first step of Watch.
 func (p *Pool) OpenStream(ctx context.Context, req *controlplanev1.WatchSnapshotsRequest) (string, error) {

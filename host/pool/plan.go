@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"hash/fnv"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -110,6 +111,9 @@ func (p *Pool) planJobs(ctx context.Context, process string) (jobs []*planJob, a
 			return err
 		}
 		now := tx.Now()
+		if err := fetchPlanning(tx, have, now); err != nil {
+			return err
+		}
 		supplies := map[string][]*statev1.ProxyState{}
 		for i := range have.config.Routings {
 			r := &have.config.Routings[i]
@@ -139,6 +143,27 @@ func (p *Pool) planJobs(ctx context.Context, process string) (jobs []*planJob, a
 		return nil
 	})
 	return jobs, max(again, planPause), err
+}
+
+// fetchPlanning reads what there is to plan with in a few round trips, whatever the
+// number of routings and upstreams.
+func fetchPlanning(tx store.ReadTx, have *published, now time.Time) error {
+	var keys, names []string
+	for _, r := range have.config.Routings {
+		if !r.Enabled {
+			continue
+		}
+		keys = append(keys, planningKey(r.Name), planKey(r.Name))
+		for _, ref := range r.Upstreams {
+			if u, ok := have.config.Upstream(ref.Name); ok && u.Enabled && !slices.Contains(names, u.Name) {
+				names = append(names, u.Name)
+			}
+		}
+	}
+	if _, err := tx.GetMany(keys...); err != nil {
+		return err
+	}
+	return fetchSupply(tx, uint64(now.UnixMilli()), names...)
 }
 
 // activeUses counts the uses of each proxy by the workers' newest reports.

@@ -87,7 +87,9 @@ type Pool struct {
 	o         Options
 	actor     string // of what the host does by itself
 	log       hclog.Logger
-	published atomic.Pointer[published] // parsed last
+	published atomic.Pointer[published] // read last
+	reading   sync.Mutex                // held by who reads what is published
+	offered   *published                // under reading: was parsed to be published here last
 	poke      chan struct{}             // share out now
 
 	mu     sync.Mutex
@@ -167,9 +169,10 @@ func (p *Pool) report(what string, err error) {
 
 // published is a configuration as it is in force: with what operators switched.
 type published struct {
-	version  uint64 // of the record
+	record   []byte // what it was read from, which nobody changes
 	revision uint64
-	written  *poolconfig.Config // as it was published
+	document string
+	written  *poolconfig.Config // the document, as it was published
 	config   *poolconfig.Config
 	times    ownership.Times
 }

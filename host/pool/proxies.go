@@ -2,10 +2,7 @@ package pool
 
 import (
 	"context"
-	"crypto/sha256"
 	"encoding/base64"
-	"encoding/binary"
-	"encoding/hex"
 	"fmt"
 	"slices"
 	"strconv"
@@ -16,218 +13,12 @@ import (
 	statev1 "github.com/dodona-project/dodona/proto/state/v1"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
-	"github.com/dodona-project/dodona/host/audit"
 	"github.com/dodona-project/dodona/host/limits"
 	"github.com/dodona-project/dodona/host/pool/ownership"
 	"github.com/dodona-project/dodona/host/pool/poolconfig"
-	"github.com/dodona-project/dodona/host/pool/proxylist"
 	"github.com/dodona-project/dodona/host/refusal"
 	"github.com/dodona-project/dodona/host/store"
 )
-
-const upstreamsIndex = "pool/upstreams" // those that ever had a proxy
-
-// Listed is a proxy of a list.
-type Listed struct {
-	ID        string // empty = [ProxyID]; of one with a username, which the id must not tell, secret.Key.ProxyID
-	Protocol  controlplanev1.Proxy_Protocol
-	Host      string
-	Port      uint16
-	SecretRef string // empty = it takes no credentials
-}
-
-// ProxyID names a proxy of an upstream: the same one of every list and on every host.
-func ProxyID(upstream string, l Listed) string {
-	if l.ID != "" {
-		return l.ID
-	}
-	h := sha256.New()
-	for _, part := range []string{upstream, strconv.Itoa(int(l.Protocol)), l.Host, strconv.Itoa(int(l.Port))} {
-		_ = binary.Write(h, binary.BigEndian, uint32(len(part)))
-		h.Write([]byte(part))
-	}
-	return hex.EncodeToString(h.Sum(nil)[:16])
-}
-
-// Import adds the proxies of a list to an upstream, or makes those that are there last
-// longer. Lines that do not hold are told by number, and the others are imported.
-// Refusals: Invalid, NotFound, Exhausted, Unavailable.
-func (p *Pool) Import(ctx context.Context, actor string, req *controlplanev1.ImportProxiesRequest) (*controlplanev1.ImportProxiesResponse, error) {
-	if err := refusal.Check("upstream", limits.Name(req.Upstream)); err != nil {
-		return nil, err
-	}
-	if n := len(req.List); n == 0 || n > limits.ProxyListLen {
-		return nil, refusal.Field("list", "has %d bytes: allowed are 1 to %d", n, limits.ProxyListLen)
-	}
-	ttl, err := duration("ttl", req.Ttl.AsDuration(), req.Ttl != nil, req.Ttl.IsValid())
-	if err != nil {
-		return nil, err
-	}
-	var u *poolconfig.Upstream
-	if err := p.o.Store.View(ctx, func(tx store.ReadTx) error {
-		have, err := p.inForce(tx)
-		if err != nil {
-			return err
-		}
-		var ok bool
-		if u, ok = have.config.Upstream(req.Upstream); !ok {
-			return refusal.New(refusal.NotFound, "there is no upstream %s in the published configuration", req.Upstream)
-		}
-		return nil
-	}); err != nil {
-		return nil, err
-	}
-	entries, rejected := proxylist.Parse(req.List, proxylist.Options{Protocol: u.Protocol, Allow: u.AllowAddresses})
-	for _, r := range rejected {
-		if strings.Contains(r.Reason, "secretRef") { // somebody's mistake, and not the list's
-			return nil, refusal.Field("list", "line %d: %s", r.Line, r.Reason)
-		}
-	}
-	if len(entries) > limits.ProxiesPerUpstream {
-		return nil, refusal.New(refusal.Exhausted, "list has %d proxies: an upstream has at most %d", len(entries), limits.ProxiesPerUpstream)
-	}
-	listed := make([]Listed, len(entries))
-	for i, e := range entries {
-		listed[i] = Listed{Protocol: e.Protocol, Host: e.Host, Port: e.Port, SecretRef: u.SecretRef}
-	}
-	resp := &controlplanev1.ImportProxiesResponse{}
-	for _, r := range rejected {
-		if len(resp.Rejected) == limits.ListLen {
-			break
-		}
-		resp.Rejected = append(resp.Rejected, r.String())
-	}
-	if len(listed) == 0 {
-		return resp, nil
-	}
-	resp.Added, resp.Refreshed, err = p.List(ctx, req.Upstream, listed, ttl, func(tx store.Tx, added, refreshed uint32) error {
-		return p.o.Audit.Append(tx, audit.PoolChain, audit.Entry{Kind: "pool.import", Actor: actor, Detail: map[string]string{
-			"added": fmt.Sprint(added), "rejected": fmt.Sprint(len(rejected)),
-		}})
-	})
-	return resp, err
-}
-
-// duration reads an optional duration between the bounds of the configuration; 0 when
-// it is not given.
-func duration(field string, d time.Duration, given, valid bool) (time.Duration, error) {
-	if given && (!valid || d < poolconfig.Least || d > poolconfig.Most) {
-		return 0, refusal.Field(field, "is %s: allowed are %s to %s, or none", d, poolconfig.Least, poolconfig.Most)
-	}
-	return d, nil
-}
-
-// List takes over what a list of an upstream says, in one transaction: what is new is
-// added, what is there lasts ttl from now, or as long as it did if that is longer; 0 is
-// the upstream's. record, which may be nil, is called in the transaction. What a list
-// leaves out ends by itself.
-func (p *Pool) List(ctx context.Context, upstream string, listed []Listed, ttl time.Duration, record func(tx store.Tx, added, refreshed uint32) error) (added, refreshed uint32, err error) {
-	err = p.o.Store.Update(ctx, store.Hard, func(tx store.Tx) error {
-		added, refreshed = 0, 0
-		have, err := p.inForce(tx)
-		if err != nil {
-			return err
-		}
-		u, ok := have.config.Upstream(upstream)
-		if !ok {
-			return refusal.New(refusal.NotFound, "there is no upstream %s in the published configuration", upstream)
-		}
-		if ttl == 0 {
-			ttl = u.TTL
-		}
-		if added, refreshed, err = p.list(tx, have, upstream, listed, ttl); err != nil {
-			return err
-		}
-		if record == nil {
-			return nil
-		}
-		return record(tx, added, refreshed)
-	})
-	return added, refreshed, err
-}
-
-func (p *Pool) list(tx store.Tx, have *published, upstream string, listed []Listed, ttl time.Duration) (added, refreshed uint32, err error) {
-	now := tx.Now()
-	expires := now.Add(ttl)
-	usable := expires.Add(-have.times.SafetyMargin)
-	there, err := tx.Scan(proxiesIndex(upstream), 0, store.MaxScore, 0)
-	if err != nil {
-		return 0, 0, err
-	}
-	keys := make([]string, len(listed))
-	for i, l := range listed {
-		keys[i] = proxyKey(ProxyID(upstream, l))
-	}
-	if _, err := tx.GetMany(keys...); err != nil {
-		return 0, 0, err
-	}
-	var owing []*statev1.ProxyState
-	for i, l := range listed {
-		id := keys[i][len(proxyPrefix):]
-		proxy, err := loadProxy(tx, id)
-		if err != nil {
-			return 0, 0, err
-		}
-		if proxy == nil {
-			added++
-			if n := len(there) + int(added); n > limits.ProxiesPerUpstream {
-				return 0, 0, refusal.New(refusal.Exhausted, "upstream %s would have %d proxies: allowed are at most %d; those that have expired are forgotten after a while", upstream, n, limits.ProxiesPerUpstream)
-			}
-			if err := saveProxy(tx, nil, &statev1.ProxyState{
-				Id: id, Upstream: upstream, Protocol: l.Protocol, Host: l.Host, Port: uint32(l.Port), SecretRef: l.SecretRef,
-				ExpiresMs: expires.UnixMilli(), UsableMs: usable.UnixMilli(), State: ownership.New,
-			}); err != nil {
-				return 0, 0, err
-			}
-			continue
-		}
-		if proxy.State == ownership.Extracted {
-			continue // it is somebody else's until it ends
-		}
-		refreshed++
-		old := clone(proxy)
-		owes := ownership.Refresh(proxy, expires.UnixMilli(), usable.UnixMilli())
-		proxy.SecretRef = l.SecretRef
-		if err := saveProxy(tx, old, proxy); err != nil {
-			return 0, 0, err
-		}
-		switch {
-		case owes:
-			owing = append(owing, proxy)
-		case proxy.Owner != "":
-			if err := touch(tx, proxy.Owner); err != nil {
-				return 0, 0, err
-			}
-		}
-	}
-	if added > 0 {
-		if err := tx.IndexPut(upstreamsIndex, upstream, 0); err != nil {
-			return 0, 0, err
-		}
-	}
-	return added, refreshed, p.drainBack(tx, owing)
-}
-
-// drainBack begins the drains of proxies that were listed again while the worker that
-// owned them before they expired may still be using them.
-func (p *Pool) drainBack(tx store.Tx, owing []*statev1.ProxyState) error {
-	slices.SortStableFunc(owing, func(a, b *statev1.ProxyState) int { return strings.Compare(a.Owner, b.Owner) })
-	for len(owing) > 0 {
-		n := 1
-		for n < len(owing) && owing[n].Owner == owing[0].Owner {
-			n++
-		}
-		c, err := loadCrew(tx, owing[0].Owner)
-		if err != nil {
-			return err
-		}
-		if _, err := p.drain(tx, c, owing[:n], "listed again after it expired", p.actor); err != nil {
-			return err
-		}
-		owing = owing[n:]
-	}
-	return nil
-}
 
 // message is a proxy as workers and callers see it. u is its upstream, nil when that
 // is not configured any more.
@@ -269,48 +60,52 @@ func (p *Pool) ListProxies(ctx context.Context, req *controlplanev1.ListProxiesR
 		if err != nil {
 			return err
 		}
-		crews := map[string]*crew{}
-		for _, name := range names {
-			if req.Upstream != "" && name != req.Upstream || name < at.upstream {
+		var page []*statev1.ProxyState
+		if page, resp.NextPageToken, err = pageOf(tx, names, req.Upstream, state, at, size); err != nil {
+			return err
+		}
+		resp.Proxies, err = p.statuses(tx, have, page)
+		return err
+	})
+}
+
+// pageOf reads up to size proxies in a state, or in any, that come after a place; next
+// is empty when there are none behind them.
+func pageOf(tx store.ReadTx, names []string, upstream string, state controlplanev1.ProxyStatus_State, at pagePlace, size int) (page []*statev1.ProxyState, next string, err error) {
+	for _, name := range names {
+		if upstream != "" && name != upstream || name < at.upstream {
+			continue
+		}
+		from, after := uint64(0), ""
+		if name == at.upstream {
+			from, after = at.score, at.id
+		}
+		entries, err := tx.Scan(proxiesIndex(name), from, store.MaxScore, 0)
+		if err != nil {
+			return nil, "", err
+		}
+		entries = slices.DeleteFunc(slices.Clone(entries), func(e store.Entry) bool { return e.Score == from && e.Member <= after })
+		entries = entries[:min(len(entries), limits.ProxyPage)]
+		proxies, err := loadProxies(tx, entries)
+		if err != nil {
+			return nil, "", err
+		}
+		for _, s := range proxies {
+			if state != controlplanev1.ProxyStatus_STATE_UNSPECIFIED && s.State != state {
 				continue
 			}
-			from, after := uint64(0), ""
-			if name == at.upstream {
-				from, after = at.score, at.id
+			if len(page) == size {
+				return page, next, nil
 			}
-			entries, err := tx.Scan(proxiesIndex(name), from, store.MaxScore, 0)
-			if err != nil {
-				return err
-			}
-			entries = slices.DeleteFunc(entries, func(e store.Entry) bool { return e.Score == from && e.Member <= after })
-			entries = entries[:min(len(entries), limits.ProxyPage)]
-			proxies, err := loadProxies(tx, entries)
-			if err != nil {
-				return err
-			}
-			for _, s := range proxies {
-				if state != controlplanev1.ProxyStatus_STATE_UNSPECIFIED && s.State != state {
-					continue
-				}
-				if len(resp.Proxies) == size {
-					return nil
-				}
-				status, err := p.status(tx, have, s, crews)
-				if err != nil {
-					return err
-				}
-				resp.Proxies = append(resp.Proxies, status)
-				resp.NextPageToken = pagePlace{s.Upstream, uint64(s.ExpiresMs), s.Id}.String()
-			}
-			if len(entries) == limits.ProxyPage {
-				last := entries[len(entries)-1]
-				resp.NextPageToken = pagePlace{name, last.Score, last.Member}.String()
-				return nil
-			}
+			page = append(page, s)
+			next = pagePlace{s.Upstream, uint64(s.ExpiresMs), s.Id}.String()
 		}
-		resp.NextPageToken = ""
-		return nil
-	})
+		if len(entries) == limits.ProxyPage {
+			last := entries[len(entries)-1]
+			return page, pagePlace{name, last.Score, last.Member}.String(), nil
+		}
+	}
+	return page, "", nil
 }
 
 func checkList(req *controlplanev1.ListProxiesRequest) (state controlplanev1.ProxyStatus_State, err error) {
@@ -377,7 +172,34 @@ func upstreamNames(tx store.ReadTx, have *published) ([]string, error) {
 	return slices.Compact(names), nil
 }
 
-func (p *Pool) status(tx store.ReadTx, have *published, s *statev1.ProxyState, crews map[string]*crew) (*controlplanev1.ProxyStatus, error) {
+// statuses are proxies as operators see them.
+func (p *Pool) statuses(tx store.ReadTx, have *published, proxies []*statev1.ProxyState) (all []*controlplanev1.ProxyStatus, err error) {
+	var keys []string
+	for _, s := range proxies {
+		keys = append(keys, healthKey(s.Id))
+		if s.SecretRef != "" {
+			keys = append(keys, credentialKey(s.SecretRef))
+		}
+	}
+	if _, err := tx.GetMany(keys...); err != nil {
+		return nil, err
+	}
+	crews, err := loadUsers(tx, proxies)
+	if err != nil {
+		return nil, err
+	}
+	for _, s := range proxies {
+		status, err := status(tx, have, s, crews[usedBy(s)])
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, status)
+	}
+	return all, nil
+}
+
+// status is one of them; c is who uses it, or nil.
+func status(tx store.ReadTx, have *published, s *statev1.ProxyState, c *crew) (*controlplanev1.ProxyStatus, error) {
 	var u *poolconfig.Upstream
 	if have != nil {
 		u, _ = have.config.Upstream(s.Upstream)
@@ -395,22 +217,10 @@ func (p *Pool) status(tx store.ReadTx, have *published, s *statev1.ProxyState, c
 		out.LastCheckedAt = timestamppb.New(time.UnixMilli(h.CheckedMs))
 	}
 	out.LastError = h.LastError
-	by := s.Owner
-	if by == "" {
-		by = s.Holder
+	if c != nil {
+		counter := c.counter(s.Id)
+		out.Active, out.Reserved = counter.Active, counter.Reserved
 	}
-	if by == "" {
-		return out, nil
-	}
-	c := crews[by]
-	if c == nil {
-		if c, err = loadCrew(tx, by); err != nil {
-			return nil, err
-		}
-		crews[by] = c
-	}
-	counter := c.counter(s.Id)
-	out.Active, out.Reserved = counter.Active, counter.Reserved
 	return out, nil
 }
 
@@ -427,16 +237,20 @@ func (p *Pool) Workers(ctx context.Context) (*controlplanev1.ListWorkersResponse
 		if err != nil {
 			return err
 		}
+		queries := make([]store.ScanQuery, len(crews))
+		for i, c := range crews {
+			queries[i] = store.ScanQuery{Index: ownedIndex(c.id)}
+		}
+		owned, err := store.ScanMany(tx, queries...)
+		if err != nil {
+			return err
+		}
 		now := tx.Now().UnixMilli()
-		for _, c := range crews {
-			owned, err := tx.Scan(ownedIndex(c.id), 0, 0, 0)
-			if err != nil {
-				return err
-			}
+		for i, c := range crews {
 			resp.Workers = append(resp.Workers, &controlplanev1.WorkerStatus{
 				WorkerId: c.id, InstanceId: c.worker.InstanceId, Zone: c.worker.Zone,
 				AcknowledgedVersion: c.sent.GetAccepted().GetVersion(), OwnershipEpoch: c.sent.GetAccepted().GetOwnershipEpoch(),
-				OwnedProxies: uint32(len(owned)), DrainingProxies: uint32(len(c.drains.Tickets)),
+				OwnedProxies: uint32(len(owned[i])), DrainingProxies: uint32(len(c.drains.Tickets)),
 				Connected: ownership.Live(have.times, c.worker, c.runtime, now), Fenced: ownership.Shut(c.sent),
 				SessionExpiresAt: timestamppb.New(time.UnixMilli(ownership.Renewed(c.worker, c.runtime)).Add(have.times.SessionTTL)),
 			})
@@ -458,8 +272,21 @@ func (p *Pool) Availability(ctx context.Context) (*controlplanev1.GetAvailabilit
 		if err != nil {
 			return err
 		}
+		if err := fetchSupply(tx, 0, names...); err != nil {
+			return err
+		}
+		brakes := make([]bool, len(names))
+		var first error
+		for i, name := range names {
+			if brakes[i], err = p.braked(tx, name); err != nil && first == nil {
+				first = err // go on: the rest is fetched in the same round trip
+			}
+		}
+		if first != nil {
+			return first
+		}
 		now := tx.Now().UnixMilli()
-		for _, name := range names {
+		for i, name := range names {
 			entries, err := tx.Scan(proxiesIndex(name), 0, store.MaxScore, 0)
 			if err != nil {
 				return err
@@ -468,7 +295,7 @@ func (p *Pool) Availability(ctx context.Context) (*controlplanev1.GetAvailabilit
 			if err != nil {
 				return err
 			}
-			out := &controlplanev1.UpstreamAvailability{Upstream: name, ByState: map[string]uint32{}}
+			out := &controlplanev1.UpstreamAvailability{Upstream: name, ByState: map[string]uint32{}, Brake: brakes[i]}
 			for _, s := range proxies {
 				out.ByState[strings.TrimPrefix(s.State.String(), "STATE_")]++
 				if ownership.Free(s) && now < s.UsableMs {
@@ -478,9 +305,6 @@ func (p *Pool) Availability(ctx context.Context) (*controlplanev1.GetAvailabilit
 			if have != nil {
 				u, ok := have.config.Upstream(name)
 				out.Enabled = ok && u.Enabled
-			}
-			if out.Brake, err = p.braked(tx, name); err != nil {
-				return err
 			}
 			resp.Upstreams = append(resp.Upstreams, out)
 		}

@@ -1,9 +1,11 @@
 package pool
 
 import (
+	"cmp"
 	"crypto/sha256"
 	"encoding/hex"
 	"errors"
+	"slices"
 
 	statev1 "github.com/dodona-project/dodona/proto/state/v1"
 	"google.golang.org/protobuf/proto"
@@ -129,6 +131,32 @@ func (c *crew) counter(proxy string) ownership.Counter {
 	return c.counters[proxy]
 }
 
+// usedBy is the worker whose reports count a proxy; empty = none's.
+func usedBy(s *statev1.ProxyState) string { return cmp.Or(s.Owner, s.Holder) }
+
+// loadUsers reads the workers that proxies are used by, in one round trip.
+func loadUsers(tx store.ReadTx, proxies []*statev1.ProxyState) (map[string]*crew, error) {
+	crews := map[string]*crew{}
+	var keys []string
+	for _, s := range proxies {
+		if by := usedBy(s); by != "" && crews[by] == nil {
+			crews[by] = &crew{}
+			keys = append(keys, crewKeys(by)...)
+		}
+	}
+	if _, err := tx.GetMany(keys...); err != nil {
+		return nil, err
+	}
+	for by := range crews {
+		c, err := loadCrew(tx, by)
+		if err != nil {
+			return nil, err
+		}
+		crews[by] = c
+	}
+	return crews, nil
+}
+
 func (c *crew) saveDrains(tx store.Tx) error {
 	if len(c.drains.Tickets) == 0 {
 		return tx.Delete(drainsKey(c.id))
@@ -183,6 +211,21 @@ func loadProxies(tx store.ReadTx, entries []store.Entry) ([]*statev1.ProxyState,
 		}
 	}
 	return all, nil
+}
+
+// fetchSupply reads all proxies of upstreams that end at from or later, so that scans
+// and loads of each upstream find them there: it takes two round trips, whatever their
+// number.
+func fetchSupply(tx store.ReadTx, from uint64, upstreams ...string) error {
+	queries := make([]store.ScanQuery, len(upstreams))
+	for i, name := range upstreams {
+		queries[i] = store.ScanQuery{Index: proxiesIndex(name), From: from, To: store.MaxScore}
+	}
+	found, err := store.ScanMany(tx, queries...)
+	if err != nil {
+		return err
+	}
+	return store.Fetch(tx, slices.Concat(found...), proxyKey)
 }
 
 // places are the indexes that a proxy is in, and its scores there.

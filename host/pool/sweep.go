@@ -57,8 +57,12 @@ func (p *Pool) expireDue(tx store.Tx, due []store.Entry) error {
 	for _, proxy := range proxies {
 		there[proxy.Id] = proxy
 	}
+	crews, err := loadUsers(tx, proxies)
+	if err != nil {
+		return err
+	}
 	epoch := uint64(0)
-	crews := map[string]*crew{}
+	touched, undrained := map[string]*crew{}, map[string]*crew{}
 	for _, e := range due {
 		proxy := there[e.Member]
 		if proxy == nil { // the index is a hint
@@ -79,17 +83,7 @@ func (p *Pool) expireDue(tx store.Tx, due []store.Entry) error {
 			}
 			continue
 		}
-		worker := proxy.Owner
-		if worker == "" {
-			worker = proxy.Holder
-		}
-		c := crews[worker]
-		if c == nil && worker != "" {
-			if c, err = loadCrew(tx, worker); err != nil {
-				return err
-			}
-			crews[worker] = c
-		}
+		c := crews[usedBy(proxy)]
 		old := clone(proxy)
 		if proxy.State == ownership.Expired { // somebody holds it
 			if c.known && !ownership.Unused(c.sent, c.runtime, proxy.Id, proxy.HeldEpoch) {
@@ -113,14 +107,20 @@ func (p *Pool) expireDue(tx store.Tx, due []store.Entry) error {
 			return err
 		}
 		if c != nil {
+			touched[c.id] = c
 			if ownership.Drop(c.drains, proxy.Id) {
-				if err := c.saveDrains(tx); err != nil {
-					return err
-				}
+				undrained[c.id] = c
 			}
-			if err := touch(tx, c.id); err != nil {
-				return err
-			}
+		}
+	}
+	for _, c := range undrained { // once: a worker's drains are one record, which may be long
+		if err := c.saveDrains(tx); err != nil {
+			return err
+		}
+	}
+	for id := range touched {
+		if err := touch(tx, id); err != nil {
+			return err
 		}
 	}
 	return nil

@@ -153,7 +153,8 @@ var errHard = errors.New("pool: this has to be durable")
 
 // ReportRuntime takes the place of what a worker reported before, and renews its
 // session. Drained proxies that the report shows to be unused are released in the same
-// transaction. Refusals: Invalid; Precondition, Aborted, AlreadyExists by the fences.
+// transaction; where they are many, the others in transactions that follow while the
+// report is the newest. What fails of those is done at the next report. Refusals: Invalid; Precondition, Aborted, AlreadyExists by the fences.
 func (p *Pool) ReportRuntime(ctx context.Context, actor string, req *controlplanev1.ReportRuntimeRequest) (*controlplanev1.ReportRuntimeResponse, error) {
 	next := runtimeOf(req)
 	resp := &controlplanev1.ReportRuntimeResponse{}
@@ -168,10 +169,45 @@ func (p *Pool) ReportRuntime(ctx context.Context, actor string, req *controlplan
 	if errors.Is(err, errHard) {
 		err = report(store.Hard)
 	}
-	if err == nil && news {
+	if err != nil {
+		return resp, err
+	}
+	for len(resp.ReleasedProxyIds) >= batch {
+		more, err := p.releaseMore(ctx, actor, req, resp)
+		if err != nil || !more {
+			p.report("release more of what a worker does not use", err)
+			break
+		}
+	}
+	if news {
 		p.wake()
 	}
-	return resp, err
+	return resp, nil
+}
+
+// releaseMore releases the next of the drained proxies that a report which was taken
+// shows to be unused; false when there are none, or a newer report is there.
+func (p *Pool) releaseMore(ctx context.Context, actor string, req *controlplanev1.ReportRuntimeRequest, resp *controlplanev1.ReportRuntimeResponse) (more bool, err error) {
+	var all, revoke []string
+	err = p.o.Store.Update(ctx, store.Hard, func(tx store.Tx) error {
+		more = false
+		c, _, err := p.current(tx, req.WorkerId, req.SessionId)
+		if err != nil || c.runtime.SessionId != req.SessionId || c.runtime.Sequence != req.ReportSequence || ownership.Shut(c.sent) {
+			return err
+		}
+		released, err := p.releaseUnused(tx, store.Hard, actor, c)
+		if err != nil || len(released) == 0 {
+			return err
+		}
+		more = true
+		c.runtime.ReleasedProxyIds = append(c.runtime.ReleasedProxyIds, released...)
+		all, revoke = c.runtime.ReleasedProxyIds, revoked(c)
+		return store.Save(tx, runtimeKey(c.id), c.runtime)
+	})
+	if err == nil && more {
+		resp.ReleasedProxyIds, resp.RevokeProxyIds = all, revoke
+	}
+	return more, err
 }
 
 // runtimeOf is a report as it is kept. Its counters, which are nearly all of it, are

@@ -38,6 +38,20 @@ func Save(tx Tx, key string, msg proto.Message) error {
 	return tx.Put(key, value)
 }
 
+// ScanMany is [ReadTx.Scan] of several indexes, in one round trip.
+func ScanMany(tx ReadTx, queries ...ScanQuery) ([][]Entry, error) {
+	found := make([][]Entry, len(queries))
+	var first error
+	for i, q := range queries {
+		entries, err := tx.Scan(q.Index, q.From, q.To, q.Limit)
+		if err != nil && first == nil {
+			first = err // go on: the rest is fetched in the same round trip
+		}
+		found[i] = entries
+	}
+	return found, first
+}
+
 // Fetch reads the records of index entries in one round trip, so that a Load of each
 // finds it there: key, of which there may be several, makes a member's. Loads by
 // themselves take a round trip each on a shared store, each of which reads all that

@@ -30,7 +30,7 @@ import (
 // Pool is what is supplied; *pool.Pool is one.
 type Pool interface {
 	InForce(ctx context.Context) (*poolconfig.Config, error)
-	List(ctx context.Context, upstream string, listed []pool.Listed, ttl time.Duration, record func(tx store.Tx, added, refreshed uint32) error) (added, refreshed uint32, err error)
+	List(ctx context.Context, upstream string, listed []pool.Listed, ttl time.Duration, record func(tx store.Tx, first bool, added uint32) error) (added, refreshed uint32, err error)
 	Settle(ctx context.Context, refs []string, decide func(ref string, v secret.Version) secret.Version) (map[string]uint32, error)
 	Settled(ctx context.Context) <-chan struct{}
 }
@@ -44,8 +44,6 @@ type Options struct {
 	Secrets  time.Duration  // between two reads of secrets; 0 = 10 s
 	Logger   hclog.Logger
 }
-
-const atOnce = 500 // proxies that one transaction lists
 
 // Supplier supplies a pool. It is safe for concurrent use.
 type Supplier struct {
@@ -305,13 +303,10 @@ func (s *Supplier) take(ctx context.Context, upstream string, list *source.List)
 	s.mu.Unlock()
 	listed, found := s.entries(u, list.Entries)
 	done := s.settle(ctx, found)
-	for some := range slices.Chunk(listed, atOnce) {
-		if !done {
-			break
-		}
-		if _, _, err := s.pool.List(ctx, upstream, some, 0, nil); err != nil {
+	if done {
+		_, _, err := s.pool.List(ctx, upstream, listed, 0, nil)
+		if done = err == nil; !done {
 			s.complain(ctx, "list the proxies of "+upstream, err)
-			done = false
 		}
 	}
 	s.mu.Lock()

@@ -277,7 +277,7 @@ func (f *flaky) fail() error {
 	return store.ErrUnavailable
 }
 
-func (f *flaky) List(ctx context.Context, upstream string, listed []pool.Listed, ttl time.Duration, record func(store.Tx, uint32, uint32) error) (uint32, uint32, error) {
+func (f *flaky) List(ctx context.Context, upstream string, listed []pool.Listed, ttl time.Duration, record func(store.Tx, bool, uint32) error) (uint32, uint32, error) {
 	if err := f.fail(); err != nil {
 		return 0, 0, err
 	}

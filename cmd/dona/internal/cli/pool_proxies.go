@@ -163,6 +163,10 @@ that; asked again, it says how far it is.`,
 	return cmd
 }
 
+// importWait is how long an import may take when --timeout says nothing else: as long
+// as the host gives it.
+const importWait = time.Minute
+
 func (a *app) poolImportCommand() *cobra.Command {
 	request := &controlplanev1.ImportProxiesRequest{}
 	var ttl time.Duration
@@ -187,6 +191,9 @@ are imported; the exit code is 1 when none was.`,
 				request.Ttl = durationpb.New(ttl)
 			}
 			return a.withHost(cmd.Context(), func(c *connection) error {
+				if !cmd.Flags().Changed("timeout") {
+					c.timeout = importWait
+				}
 				reply, err := call(c, "import into "+args[0], c.pool.ImportProxies, request)
 				if err != nil {
 					return err
