@@ -298,14 +298,15 @@ func (s *Server) Close() {
 	s.idle.close()
 }
 
-// Cut ends all that runs and goes on serving: what uses routes that nobody vouches for
-// any more has to end.
+// Cut ends all that runs, and the connections to proxies that are kept, and goes on serving:
+// what uses routes that nobody vouches for any more has to end.
 func (s *Server) Cut() {
 	s.mu.Lock()
-	defer s.mu.Unlock()
 	for c := range s.clients {
 		c.close()
 	}
+	s.mu.Unlock()
+	s.idle.remove(func(place, resting) bool { return true })
 }
 
 // Stats count what the server does. Fields are read at any time.
