@@ -77,18 +77,23 @@ func (s *session) open(ctx context.Context, h *host, full bool, applied func()) 
 			request.LastVersion, request.LastChecksum = c.version, c.checksum[:]
 		}
 	}
+	opened := s.w.now()
 	stream, err := s.w.hosts[h.place].api.WatchSnapshots(ctx, request)
+	var transit transit
 	for first := true; err == nil; first = false {
 		var update *controlplanev1.SnapshotUpdate
 		if update, err = stream.Recv(); err != nil {
 			break
 		}
 		received := s.w.now()
-		v, err := s.take(update, received, first)
+		if first && received-opened > int64(firstFrame) {
+			return errSilent // this process stood still: the timer has not come to it yet
+		}
+		v, err := s.take(update, received, first, &transit)
 		if err != nil {
 			return s.refuse(ctx, update, err)
 		}
-		late.Reset(time.Duration(v.until - received)) // a host refreshes long before that
+		late.Reset(time.Duration(v.until - s.w.now())) // a host refreshes long before that
 		s.w.swap(v)
 		applied()
 		s.acknowledge(&controlplanev1.AcknowledgeSnapshotRequest{
@@ -122,7 +127,7 @@ func (s *session) doubt(h *host) {
 
 // take makes the View of what was received at an instant. Nothing has changed when it
 // fails.
-func (s *session) take(u *controlplanev1.SnapshotUpdate, received int64, first bool) (*View, error) {
+func (s *session) take(u *controlplanev1.SnapshotUpdate, received int64, first bool, t *transit) (*View, error) {
 	w := s.w
 	held := w.held()
 	var next *content
@@ -150,21 +155,54 @@ func (s *session) take(u *controlplanev1.SnapshotUpdate, received int64, first b
 			return nil, fmt.Errorf("version is %d: after %d in one stream comes %d", next.version, held.version, held.version+1)
 		}
 	}
-	return w.compile(next, received)
+	late := t.late(next, received)
+	if late > next.validity/maxLate {
+		return nil, fmt.Errorf("%w: by %v", errLate, late)
+	}
+	return w.compile(next, received-int64(late))
 }
 
-// refuse tells the host that a snapshot is not used. A delta that does not fit is nobody's
-// wrong content, and is only dropped; so is a frame that names no snapshot.
+// maxLate is the part of its validity by which a snapshot may be late: the one over it.
+const maxLate = 4
+
+// errLate drops a snapshot that is too old to go by, and asks for a new one.
+var errLate = errors.New("the snapshot was long on its way")
+
+// transit finds out how old a stream's snapshots are when they come. One may have waited on
+// a broken line, or in this process while that stood still, and its times do not begin
+// anew for that.
+//
+// The clocks need not agree: what the two say of the first snapshot, or of a quicker one
+// after it, is the measure for the others. A host whose clock is set back seems late by as
+// much until the stream is opened anew.
+type transit struct {
+	least time.Duration // between the two clocks, for the quickest
+	known bool
+}
+
+// late is how much longer a snapshot was on its way than the quickest.
+func (t *transit) late(c *content, received int64) time.Duration {
+	took := time.Duration(received) - time.Duration(c.generated.UnixNano())
+	if !t.known || took < t.least {
+		t.least, t.known = took, true
+	}
+	return took - t.least
+}
+
+// refuse tells the host that a snapshot is not used. A delta that does not fit and a snapshot
+// that is late are nobody's wrong content, and are only dropped; so is a frame that names
+// no snapshot.
 func (s *session) refuse(ctx context.Context, u *controlplanev1.SnapshotUpdate, why error) error {
 	var f frame = u.GetFull()
 	if d := u.GetDelta(); d != nil {
 		f = d
 	}
-	if !errors.Is(why, errDelta) {
+	dropped := errors.Is(why, errDelta) || errors.Is(why, errLate)
+	if !dropped {
 		s.w.refused.Add(1)
 		s.w.config.Log.Error("snapshot refused", "session", s.id, "version", f.GetVersion(), "error", why)
 	}
-	if !errors.Is(why, errDelta) && f.GetVersion() > 0 && len(f.GetChecksum()) == digest.Size {
+	if !dropped && f.GetVersion() > 0 && len(f.GetChecksum()) == digest.Size {
 		reason := why.Error()
 		if len(reason) > maxReason {
 			reason = reason[:maxReason]

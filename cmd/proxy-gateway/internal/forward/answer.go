@@ -187,7 +187,7 @@ func (c *client) answer(r *refusal) bool {
 	// request.
 	body := c.q.Length != 0
 	early := c.q.Connect && (r.status != http.StatusProxyAuthRequired || len(c.r.Buffered()) > 0)
-	last := r.close || body || early || !c.q.Persistent() || c.s.draining.Load()
+	last := r.close || body || early || !c.q.Persistent() || c.leave.Load()
 	c.w.Append(func(to []byte) []byte { return r.append(to, c.q.Method != http.MethodHead, last) })
 	if c.w.Flush() != nil {
 		return false

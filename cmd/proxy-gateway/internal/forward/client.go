@@ -29,6 +29,7 @@ type client struct {
 	ip   string // where the connection comes from
 
 	handed atomic.Bool // the connection is a tunnel's, which ends it
+	leave  atomic.Bool // no request is taken after this one
 
 	ctx    context.Context // ends with the connection
 	cancel context.CancelFunc
@@ -70,8 +71,9 @@ func (c *client) close() {
 	}
 }
 
-// closeIdle ends the connection if it is between two requests.
-func (c *client) closeIdle() {
+// sendAway ends the connection if it is between two requests, and else with its next answer.
+func (c *client) sendAway() {
+	c.leave.Store(true)
 	if c.state.CompareAndSwap(between, over) {
 		c.close()
 	}
@@ -131,7 +133,7 @@ func (c *client) await() bool {
 	if len(c.r.Buffered()) > 0 {
 		return c.state.Load() != over
 	}
-	if c.state.CompareAndSwap(busy, between) && c.s.draining.Load() {
+	if c.state.CompareAndSwap(busy, between) && c.leave.Load() {
 		return false
 	}
 	return c.r.Await() == nil && c.state.CompareAndSwap(between, busy)

@@ -221,7 +221,7 @@ func (c *client) receive(w *way, r *wire.Reader, up *upload) (*refusal, ending) 
 	c.s.Stats.Answers[min(p.Status, 599)].Add(1)
 	var end ending
 	plain := p.Length == wire.Chunked && minor == 0
-	end.close = !c.q.Persistent() || c.s.draining.Load() || p.Length == wire.UntilClose || plain || !up.whole.Load()
+	end.close = !c.q.Persistent() || c.leave.Load() || p.Length == wire.UntilClose || plain || !up.whole.Load()
 	c.w.Append(func(to []byte) []byte { return p.Append(to, minor, end.close) })
 	w.conn.each(c.s.Limits.Idle)
 	if err := wire.Copy(&c.w, r, p.Length, plain, nil); err != nil {

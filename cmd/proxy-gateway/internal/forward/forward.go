@@ -126,13 +126,12 @@ type Server struct {
 	queuesMu sync.RWMutex
 	queues   map[string]*wait.Queue // by routing
 
-	mu       sync.Mutex
-	clients  map[*client]struct{}
-	draining atomic.Bool
-	closed   bool
-	work     sync.WaitGroup
-	end      context.Context // of everything
-	kill     context.CancelFunc
+	mu      sync.Mutex
+	clients map[*client]struct{}
+	closed  bool
+	work    sync.WaitGroup
+	end     context.Context // of everything
+	kill    context.CancelFunc
 }
 
 // New returns a Server.
@@ -247,12 +246,11 @@ func (s *Server) queue(routing string) *wait.Queue {
 	return q
 }
 
-// Drain ends the server within a limit, after its listeners were closed: clients between
-// two requests are sent away over its first quarter, answers say that the connection
-// closes, and tunnels that are there after half of it are cut off over the second half, so
-// that not all clients come back at the same moment elsewhere. Requests have all of it.
+// Drain ends the server within a limit, after its listeners were closed: clients are sent
+// away over its first quarter, between two requests or with their next answer, and
+// tunnels that are there after half of it are cut off over the second half, so that not
+// all clients come back at the same moment elsewhere. Requests have all of it.
 func (s *Server) Drain(limit time.Duration) {
-	s.draining.Store(true)
 	s.mu.Lock()
 	s.closed = true
 	all := make([]*client, 0, len(s.clients))
@@ -265,7 +263,7 @@ func (s *Server) Drain(limit time.Duration) {
 		timers = append(timers, time.AfterFunc(from+rand.N(max(to-from, 1)), do))
 	}
 	for _, c := range all {
-		at(0, limit/4, c.closeIdle)
+		at(0, limit/4, c.sendAway)
 		at(limit/2, limit, c.closeTunnel)
 	}
 	done := make(chan struct{})
@@ -286,7 +284,6 @@ func (s *Server) Drain(limit time.Duration) {
 // Close ends everything at once and waits for it. Listeners are their owner's to
 // close.
 func (s *Server) Close() {
-	s.draining.Store(true)
 	s.kill()
 	s.mu.Lock()
 	s.closed = true
@@ -298,14 +295,15 @@ func (s *Server) Close() {
 	s.idle.close()
 }
 
-// Cut ends all that runs and goes on serving: what uses routes that nobody vouches for
-// any more has to end.
+// Cut ends all that runs, and the connections to proxies that are kept, and goes on serving:
+// what uses routes that nobody vouches for any more has to end.
 func (s *Server) Cut() {
 	s.mu.Lock()
-	defer s.mu.Unlock()
 	for c := range s.clients {
 		c.close()
 	}
+	s.mu.Unlock()
+	s.idle.remove(func(place, resting) bool { return true })
 }
 
 // Stats count what the server does. Fields are read at any time.

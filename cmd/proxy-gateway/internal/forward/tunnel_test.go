@@ -247,8 +247,12 @@ func TestDrain(t *testing.T) {
 		t.Errorf("the tunnel gives %q, %v", b, err)
 	}
 	close(gate)
-	if got := listenTo(t, bufio.NewReader(running), http.MethodGet, getShop); got.status != 200 || !got.close {
+	after := bufio.NewReader(running)
+	if got := listenTo(t, after, http.MethodGet, getShop); got.status != 200 {
 		t.Errorf("the request that ran is answered %+v", got)
+	}
+	if rest, err := io.ReadAll(after); err != nil || len(rest) > 0 {
+		t.Errorf("then comes %q, %v", rest, err)
 	}
 	_, err := through.ReadByte()
 	if err == nil || !errors.Is(err, io.EOF) && !errors.Is(err, syscall.ECONNRESET) {
