@@ -322,6 +322,13 @@ gateway:
 	} else {
 		_ = answer.Body.Close()
 	}
+	defer func() {
+		host.mu.Lock()
+		defer host.mu.Unlock()
+		if t.Failed() {
+			t.Logf("outcomes: %v", host.outcomes)
+		}
+	}()
 	eventually(t, "the outcome is reported", func() bool {
 		host.mu.Lock()
 		defer host.mu.Unlock()
