@@ -322,13 +322,13 @@ gateway:
 	} else {
 		_ = answer.Body.Close()
 	}
-	defer func() {
+	t.Cleanup(func() {
 		host.mu.Lock()
 		defer host.mu.Unlock()
 		if t.Failed() {
-			t.Logf("outcomes: %v", host.outcomes)
+			t.Logf("reported: %v", host.outcomes)
 		}
-	}()
+	})
 	eventually(t, "the outcome is reported", func() bool {
 		host.mu.Lock()
 		defer host.mu.Unlock()
