@@ -213,9 +213,9 @@ func (g *gateway) outlast(ctx context.Context) {
 // leave takes no new clients, and lets what runs come to its end.
 func (g *gateway) leave() {
 	g.leaving.Store(true)
+	g.door.close() // before the control plane hears of it, and gives its proxies to others
 	g.worker.Drain()
 	g.log.Info("draining", "limit", g.settings.DrainLimit)
-	g.door.close()
 	g.server.Drain(g.settings.DrainLimit)
 	g.log.Info("drained", "in_use", g.worker.InUse())
 }

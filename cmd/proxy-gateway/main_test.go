@@ -350,6 +350,13 @@ gateway:
 	} else {
 		_ = answer.Body.Close()
 	}
+	t.Cleanup(func() {
+		host.mu.Lock()
+		defer host.mu.Unlock()
+		if t.Failed() {
+			t.Logf("reported: %v", host.outcomes)
+		}
+	})
 	eventually(t, "the outcome is reported", func() bool {
 		host.mu.Lock()
 		defer host.mu.Unlock()

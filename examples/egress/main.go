@@ -132,13 +132,13 @@ func show(ctx context.Context, p programs, out io.Writer) error {
 func (s *stage) judge(playErr error, left []string) error {
 	claims := s.claims()
 	if playErr != nil {
-		claims = append(claims, claim{false, playErr.Error()})
+		claims = append(claims, claim{ok: false, text: playErr.Error()})
 	}
 	for _, l := range left {
-		claims = append(claims, claim{false, l})
+		claims = append(claims, claim{ok: false, text: l})
 	}
 	if playErr == nil && len(left) == 0 {
-		claims = append(claims, claim{true, "every process has ended"})
+		claims = append(claims, claim{ok: true, text: "every process has ended"})
 	}
 	var failed []string
 	for _, c := range claims {
@@ -149,16 +149,19 @@ func (s *stage) judge(playErr error, left []string) error {
 	if len(failed) == 0 {
 		if err := os.RemoveAll(s.dir); err != nil {
 			failed = append(failed, "the temporary directory stays: "+err.Error())
-			claims = append(claims, claim{false, failed[0]})
+			claims = append(claims, claim{ok: false, text: failed[0]})
 		}
 	}
 	s.story.chapter("What was seen")
 	for _, c := range claims {
-		mark := "  ok    "
+		mark := "  ok     "
 		if !c.ok {
-			mark = "  FAILED"
+			mark = "  FAILED "
 		}
-		s.story.line(mark + " " + c.text)
+		s.story.paragraph(mark, c.text)
+		for _, m := range c.more {
+			s.story.paragraph("           ", m)
+		}
 	}
 	if len(failed) > 0 {
 		s.story.line("\nThe logs are in " + s.dir)

@@ -3,6 +3,7 @@ package main
 import (
 	"fmt"
 	"io"
+	"strings"
 	"sync"
 	"time"
 )
@@ -26,6 +27,31 @@ func (s *story) line(text string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	_, _ = io.WriteString(s.out, text+"\n")
+}
+
+// width is how many columns a paragraph has.
+const width = 110
+
+// paragraph writes text behind a mark, in lines that are no wider than width where their
+// words allow it.
+func (s *story) paragraph(mark, text string) {
+	var out strings.Builder
+	out.WriteString(mark)
+	column, indent := len(mark), strings.Repeat(" ", len(mark))
+	for i, word := range strings.Fields(text) {
+		switch {
+		case i == 0:
+		case column+1+len(word) > width:
+			out.WriteString("\n" + indent)
+			column = len(indent)
+		default:
+			out.WriteByte(' ')
+			column++
+		}
+		out.WriteString(word)
+		column += len(word)
+	}
+	s.line(out.String())
 }
 
 // tell is one sentence of the story.
