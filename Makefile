@@ -59,6 +59,10 @@ fuzz-short: ## each fuzz target for 20 seconds
 bench: redis ## figures beside their peers; JOB=name runs one
 	cd examples/bench && $(GO) run . -job '$(JOB)' -write ../../docs/performance.md
 
+.PHONY: bench-gateway
+bench-gateway: proxies ## the gateway beside HAProxy, Squid and a program of net/http
+	cd examples/bench && $(GO) run . -job gateway -write ../../docs/performance.md
+
 .PHONY: cover
 cover: prometheus redis ## test coverage, by package
 	@mkdir -p $(CACHE)
@@ -113,6 +117,14 @@ redis:
 	  command -v apt-get >/dev/null && [ "$$(id -u)" = 0 ] && \
 	  { apt-get update -qq && DEBIAN_FRONTEND=noninteractive RUNLEVEL=1 apt-get install -y -qq --no-install-recommends redis-server redis-sentinel; } >$${TMPDIR:-/tmp}/dona-apt.log 2>&1; } || \
 	  { echo 'the tests need Redis: install redis-server and redis-sentinel so that they are on the PATH'; exit 1; }
+
+# The gateway's peers, installed without being started.
+.PHONY: proxies
+proxies:
+	@{ command -v haproxy && command -v squid; } >/dev/null || { \
+	  command -v apt-get >/dev/null && [ "$$(id -u)" = 0 ] && \
+	  { apt-get update -qq && DEBIAN_FRONTEND=noninteractive RUNLEVEL=1 apt-get install -y -qq --no-install-recommends haproxy squid; } >$${TMPDIR:-/tmp}/dona-apt.log 2>&1; } || \
+	  { echo 'the gateway is measured beside HAProxy and Squid: install haproxy and squid so that they are on the PATH'; exit 1; }
 
 .PHONY: node-client
 node-client: ## the Node.js example agrees with Go: buckets, checksums, decisions
