@@ -60,6 +60,10 @@ fuzz-short: ## each fuzz target for 20 seconds
 bench: redis ## figures beside their peers; JOB=name runs one
 	cd examples/bench && $(GO) run . -job '$(JOB)' -write ../../docs/performance.md
 
+.PHONY: bench-gateway
+bench-gateway: proxies ## the gateway beside HAProxy, Squid and a program of net/http
+	cd examples/bench && $(GO) run . -job gateway -write ../../docs/performance.md
+
 .PHONY: cover
 cover: prometheus redis ## test coverage, by package
 	@mkdir -p $(CACHE)
@@ -134,6 +138,14 @@ egress-clients: chromium ## curl, git, Go, Node.js and a browser through gateway
 	@command -v npm >/dev/null || { echo 'npm is needed for a client: install Node.js'; exit 1; }
 	npm install --no-fund --no-audit --no-package-lock --loglevel=error --prefix examples/egress/testdata/node
 	EGRESS_CLIENTS=all $(GO) test -count=1 -run 'TestClients$$' ./examples/egress
+
+# The gateway's peers, installed without being started.
+.PHONY: proxies
+proxies:
+	@{ command -v haproxy && command -v squid; } >/dev/null || { \
+	  command -v apt-get >/dev/null && [ "$$(id -u)" = 0 ] && \
+	  { apt-get update -qq && DEBIAN_FRONTEND=noninteractive RUNLEVEL=1 apt-get install -y -qq --no-install-recommends haproxy squid; } >$${TMPDIR:-/tmp}/dona-apt.log 2>&1; } || \
+	  { echo 'the gateway is measured beside HAProxy and Squid: install haproxy and squid so that they are on the PATH'; exit 1; }
 
 .PHONY: node-client
 node-client: ## the Node.js example agrees with Go: buckets, checksums, decisions

@@ -3,7 +3,8 @@
 // It is a module of its own, so that the peers never enter the product's.
 //
 // make bench runs every job and writes docs/performance.md; make bench JOB=store
-// runs one and only prints.
+// runs one and only prints; make bench-gateway measures the gateway, with programs that
+// nothing else needs, and writes its part of the page.
 package main
 
 import (
@@ -71,23 +72,34 @@ func (r row) goal() string {
 type job struct {
 	name string
 	does string
-	run  func() ([]row, error)
+	run  func() (rows []row, text string, err error) // text follows the table of rows
+
+	alone bool // only when it is named: it needs programs that the others do not
+}
+
+// only makes a run of a job that has nothing but rows.
+func only(rows func() ([]row, error)) func() ([]row, string, error) {
+	return func() ([]row, string, error) {
+		r, err := rows()
+		return r, "", err
+	}
 }
 
 var jobs = []job{
-	{"decision", "a whole decision: residency, 10 flags, weights, pick, done", decisionJob},
-	{"pick", "one pick and done of each algorithm, endpoints of equal weight, half of them busy", pickJob},
-	{"flag", "one flag of a hundred: a targeting rule and a bucket, the evaluation alone", flagJob},
-	{"outcomes", "how one call went, on its way to a host", outcomesJob},
-	{"snapshot", "a full snapshot of about 78 KB, one change, a burst, to 1,000 watchers in another process", snapshotJob},
-	{"memory", "what an idle watcher takes of the heap, 10,000 of them in another process", memoryRows},
-	{"store", "compare-and-set of a record of 256 bytes, durable", storeJob},
-	{"audit", "append an entry of about 300 bytes, durable; verify a chain", auditJob},
-	{"redis", "compare-and-set of a record of 256 bytes on a Redis server", redisJob},
-	{"pool", "snapshots of workers, runtime reports, extractions, a pick of a proxy", poolJob},
-	{"checker", "10,000 proxies that a checker checks every 30 s, all of them real processes", checkerJob},
-	{"svid", "the check of a certificate request and the SVID for it, P-256", svidJob},
-	{"plugin", "a unary call of 128 bytes to a plugin process over a unix socket; starts, memory, instances", pluginJob},
+	{"decision", "a whole decision: residency, 10 flags, weights, pick, done", only(decisionJob), false},
+	{"pick", "one pick and done of each algorithm, endpoints of equal weight, half of them busy", only(pickJob), false},
+	{"flag", "one flag of a hundred: a targeting rule and a bucket, the evaluation alone", only(flagJob), false},
+	{"outcomes", "how one call went, on its way to a host", only(outcomesJob), false},
+	{"snapshot", "a full snapshot of about 78 KB, one change, a burst, to 1,000 watchers in another process", only(snapshotJob), false},
+	{"memory", "what an idle watcher takes of the heap, 10,000 of them in another process", only(memoryRows), false},
+	{"store", "compare-and-set of a record of 256 bytes, durable", only(storeJob), false},
+	{"audit", "append an entry of about 300 bytes, durable; verify a chain", only(auditJob), false},
+	{"redis", "compare-and-set of a record of 256 bytes on a Redis server", only(redisJob), false},
+	{"pool", "snapshots of workers, runtime reports, extractions, a pick of a proxy", only(poolJob), false},
+	{"checker", "10,000 proxies that a checker checks every 30 s, all of them real processes", only(checkerJob), false},
+	{"svid", "the check of a certificate request and the SVID for it, P-256", only(svidJob), false},
+	{"gateway", "proxy-gateway beside other forward proxies, all in front of the same upstream proxies", gatewayJob, true},
+	{"plugin", "a unary call of 128 bytes to a plugin process over a unix socket; starts, memory, instances", only(pluginJob), false},
 }
 
 func main() {
@@ -95,49 +107,52 @@ func main() {
 	asClient()                       // nor does the one that reads snapshots
 	asVersionReader()                // nor the one that follows versions
 	asServer()                       // nor the plain gRPC server
-	only := flag.String("job", "", "run this job only")
-	file := flag.String("write", "", "write the table to this file, when all jobs ran")
+	asFar()                          // nor the upstream proxies
+	asLoad()                         // nor their clients
+	asReference()                    // nor the forward proxy that is a peer
+	name := flag.String("job", "", "run this job only")
+	file := flag.String("write", "", "write the tables of the jobs that ran to this file")
 	flag.Parse()
-	if err := run(*only, *file); err != nil {
+	if err := run(*name, *file); err != nil {
 		fmt.Fprintln(os.Stderr, "bench:", err)
 		os.Exit(1)
 	}
 }
 
-func run(only, file string) error {
-	var out strings.Builder
-	ran := 0
+func run(name, file string) error {
+	made := map[string]string{}
+	var names []string
 	for _, j := range jobs {
-		if only != "" && only != j.name {
+		names = append(names, j.name)
+		if name != j.name && (name != "" || j.alone) {
 			continue
 		}
-		ran++
 		begin := time.Now()
 		fmt.Printf("%s: %s\n", j.name, j.does)
-		rows, err := j.run()
+		rows, more, err := j.run()
 		if err != nil {
 			return fmt.Errorf("%s: %w", j.name, err)
 		}
-		text := table(j, rows)
+		text := table(j, rows, more)
 		fmt.Println(text + fmt.Sprintf("(%.0f s)\n", time.Since(begin).Seconds()))
-		out.WriteString(text + "\n")
+		made[j.name] = text
 	}
-	if ran == 0 {
-		names := make([]string, len(jobs))
-		for i, j := range jobs {
-			names[i] = j.name
-		}
-		return fmt.Errorf("there is no job %q: known are %s", only, strings.Join(names, ", "))
+	if len(made) == 0 {
+		return fmt.Errorf("there is no job %q: known are %s", name, strings.Join(names, ", "))
 	}
-	if only != "" || file == "" {
+	if file == "" {
 		return nil
 	}
-	return write(file, out.String())
+	return write(file, made, name == "")
 }
 
-func table(j job, rows []row) string {
+func table(j job, rows []row, more string) string {
 	var b strings.Builder
-	fmt.Fprintf(&b, "### %s: %s\n\n| work | ours | peer | | ratio | goal | |\n|---|---|---|---|---|---|---|\n", j.name, j.does)
+	fmt.Fprintf(&b, "### %s: %s\n\n", j.name, j.does)
+	if j.alone {
+		b.WriteString(madeBy("make bench-" + j.name))
+	}
+	b.WriteString("| work | ours | peer | | ratio | goal | |\n|---|---|---|---|---|---|---|\n")
 	for _, r := range rows {
 		peer, ratio := "", ""
 		if r.peer != 0 {
@@ -147,6 +162,9 @@ func table(j job, rows []row) string {
 			}
 		}
 		fmt.Fprintf(&b, "| %s | %s %s | %s | %s | %s | %s | %s |\n", r.work, figure(r.ours), r.unit, peer, r.what, ratio, r.goal(), r.verdict())
+	}
+	if b.WriteString("\n"); more != "" {
+		b.WriteString(more + "\n")
 	}
 	return b.String()
 }
@@ -166,20 +184,40 @@ const (
 	endMark   = "<!-- end of figures -->"
 )
 
-// write replaces the figures in the page, and nothing else of it.
-func write(file, tables string) error {
+// write replaces the figures of the jobs that ran, and nothing else of the page. Every
+// date before the first job is of a run of all.
+func write(file string, made map[string]string, all bool) error {
 	text, err := os.ReadFile(file)
 	if err != nil {
 		return err
 	}
 	before, rest, ok := strings.Cut(string(text), beginMark)
-	_, after, ok2 := strings.Cut(rest, endMark)
+	figures, after, ok2 := strings.Cut(rest, endMark)
 	if !ok || !ok2 {
 		return errors.New(file + " has no place for figures between its two marks")
 	}
-	head := fmt.Sprintf("Made by `make bench` on %s: %s, %d cores, %s, %s.\n\n",
-		time.Now().UTC().Format("2006-01-02"), cpuName(), runtime.NumCPU(), kernel(), runtime.Version())
-	return os.WriteFile(file, []byte(before+beginMark+"\n"+head+tables+endMark+after), 0o644)
+	parts := strings.Split(figures, "\n### ")
+	head := parts[0] + "\n"
+	for _, part := range parts[1:] {
+		name, _, _ := strings.Cut(part, ":")
+		if made[name] == "" {
+			made[name] = "### " + strings.TrimRight(part, "\n") + "\n\n"
+		}
+	}
+	if all {
+		head = "\n" + madeBy("make bench")
+	}
+	var b strings.Builder
+	for _, j := range jobs {
+		b.WriteString(made[j.name])
+	}
+	return os.WriteFile(file, []byte(before+beginMark+head+b.String()+endMark+after), 0o644)
+}
+
+// madeBy says what made figures, when and where.
+func madeBy(command string) string {
+	return fmt.Sprintf("Made by `%s` on %s: %s, %d cores, %s, %s.\n\n",
+		command, time.Now().UTC().Format("2006-01-02"), cpuName(), runtime.NumCPU(), kernel(), runtime.Version())
 }
 
 func cpuName() string {

@@ -233,12 +233,21 @@ func startReaders(env, args string) (*readers, error) {
 	return &readers{cmd, stdin, bufio.NewScanner(stdout)}, cmd.Start()
 }
 
-func (r *readers) await(word string) error {
+// line is what the process says next.
+func (r *readers) line() (string, error) {
 	if !r.words.Scan() {
-		return errors.New("the process of the watchers has ended")
+		return "", errors.New("a process of this program has ended, though nobody told it to")
 	}
-	if r.words.Text() != word {
-		return fmt.Errorf("the process of the watchers said %q, not %q", r.words.Text(), word)
+	return r.words.Text(), nil
+}
+
+func (r *readers) await(word string) error {
+	said, err := r.line()
+	if err != nil {
+		return err
+	}
+	if said != word {
+		return fmt.Errorf("the process of the watchers said %q, not %q", said, word)
 	}
 	return nil
 }

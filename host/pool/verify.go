@@ -10,6 +10,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/dodona-project/dodona/host/pool/ownership"
+	"github.com/dodona-project/dodona/host/pool/poolconfig"
 	"github.com/dodona-project/dodona/host/store"
 )
 
@@ -57,10 +58,10 @@ func Verify(tx store.ReadTx) (records int, problems []string, err error) {
 	v := newVerifier(tx)
 	state := new(statev1.PoolConfig)
 	if v.read(configKey, state) && state.Yaml != "" {
-		if have, err := read(state); err != nil {
-			v.problem("record %s: %v", configKey, err)
+		if have, err := poolconfig.Parse(documentName, state.Yaml); err != nil {
+			v.problem("record %s: the published configuration does not parse any more: %v", configKey, err)
 		} else {
-			for _, r := range have.written.Routings {
+			for _, r := range have.Routings {
 				v.read(planKey(r.Name), new(statev1.PlanState))
 				v.read(planningKey(r.Name), new(statev1.Planning))
 			}

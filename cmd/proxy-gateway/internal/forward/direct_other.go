@@ -1,0 +1,20 @@
+//go:build !linux
+
+package forward
+
+import (
+	"errors"
+	"syscall"
+)
+
+func readNow(fd uintptr, p []byte) (int, syscall.Errno) { return now(syscall.Read(int(fd), p)) }
+
+func writeNow(fd uintptr, p []byte) (int, syscall.Errno) { return now(syscall.Write(int(fd), p)) }
+
+func now(n int, err error) (int, syscall.Errno) {
+	var e syscall.Errno
+	if err != nil && !errors.As(err, &e) {
+		e = syscall.EIO
+	}
+	return n, e
+}
