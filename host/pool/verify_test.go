@@ -57,7 +57,7 @@ func TestVerify(t *testing.T) {
 	}{
 		{"a sound one", "", func(store.Tx, []string) error { return nil }},
 		{"a record that is none", "does not parse as state.v1.ProxyState", func(tx store.Tx, ids []string) error { return tx.Put("pool/proxy/"+ids[0], []byte("nothing")) }},
-		{"a configuration that is none", "record pool/config: pool: the published configuration does not parse any more", func(tx store.Tx, _ []string) error {
+		{"a configuration that is none", "record pool/config: the published configuration does not parse any more", func(tx store.Tx, _ []string) error {
 			return store.Save(tx, "pool/config", &statev1.PoolConfig{Revision: 1, Yaml: "cluster: 1"})
 		}},
 		{"another's record", "is of proxy", edit(func(p *statev1.ProxyState) { p.Id = "other" })},
