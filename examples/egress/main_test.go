@@ -18,38 +18,10 @@ import (
 	"github.com/dodona-project/dodona/host/spawn/spawntest"
 )
 
-// bin is where the programs are built for all tests, once.
-var bin struct {
-	dir   string
-	built bool
-}
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-func TestMain(m *testing.M) {
-	goleak.VerifyTestMain(m, goleak.Cleanup(func(code int) {
-		if bin.dir != "" {
-			_ = os.RemoveAll(bin.dir)
-		}
-		os.Exit(code)
-	}))
-}
-
-var names = []string{"egress", "dona-host", "proxy-gateway", "proxy-checker"}
-
-// build returns where the programs are, for tests that leave them as they are.
 func build(t *testing.T) string {
-	t.Helper()
-	if bin.dir == "" {
-		dir, err := os.MkdirTemp("", "egress-test-")
-		if err != nil {
-			t.Fatal(err)
-		}
-		bin.dir = dir
-	}
-	if !bin.built {
-		spawntest.BuildIn(t, bin.dir, "examples/egress", "cmd/dona-host", "cmd/proxy-gateway", "cmd/proxy-checker")
-		bin.built = true
-	}
-	return bin.dir
+	return spawntest.Build(t, "examples/egress", "cmd/dona-host", "cmd/proxy-gateway", "cmd/proxy-checker")
 }
 
 // Curl, git, Node.js and Go's client go on through each kind of upstream proxy while a
@@ -118,15 +90,7 @@ func TestInterruptEndsIt(t *testing.T) {
 
 // What did not happen is told, with exit code 1 and the logs.
 func TestWhatDoesNotHappenIsTold(t *testing.T) {
-	from, dir := build(t), t.TempDir()
-	for _, name := range names {
-		if err := os.Link(filepath.Join(from, name), filepath.Join(dir, name)); err != nil {
-			t.Fatal(err)
-		}
-	}
-	if err := os.Remove(filepath.Join(dir, "proxy-gateway")); err != nil {
-		t.Fatal(err)
-	}
+	dir := build(t)
 	broken := "#!/bin/sh\necho no gateway today >&2\nexit 3\n"
 	if err := os.WriteFile(filepath.Join(dir, "proxy-gateway"), []byte(broken), 0o700); err != nil {
 		t.Fatal(err)

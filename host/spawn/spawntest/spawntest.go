@@ -13,19 +13,9 @@ import (
 	"time"
 )
 
-// Build builds programs of this module, side by side, and returns their directory, which
-// goes with the test. A test that runs a demonstration is skipped with -short, and where
-// there is no /proc.
+// Build builds programs of this module, side by side, and returns their directory. A
+// test that runs a demonstration is skipped with -short, and where there is no /proc.
 func Build(t *testing.T, packages ...string) string {
-	t.Helper()
-	dir := t.TempDir()
-	BuildIn(t, dir, packages...)
-	return dir
-}
-
-// BuildIn is Build into a directory that there is, which tests may share: to link large
-// programs takes seconds.
-func BuildIn(t *testing.T, dir string, packages ...string) {
 	t.Helper()
 	if testing.Short() {
 		t.Skip("runs a demonstration with real processes")
@@ -33,6 +23,7 @@ func BuildIn(t *testing.T, dir string, packages ...string) {
 	if runtime.GOOS != "linux" {
 		t.Skip("looks for processes left behind in /proc")
 	}
+	dir := t.TempDir()
 	args := []string{"build", "-o", dir + "/"}
 	for _, p := range packages {
 		args = append(args, "github.com/dodona-project/dodona/"+p)
@@ -40,6 +31,7 @@ func BuildIn(t *testing.T, dir string, packages ...string) {
 	if out, err := exec.Command("go", args...).CombinedOutput(); err != nil {
 		t.Fatalf("build: %v\n%s", err, out)
 	}
+	return dir
 }
 
 // Run is a demonstration with a temporary directory of its own. What it starts has a mark
