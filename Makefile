@@ -115,6 +115,18 @@ redis:
 	  { apt-get update -qq && DEBIAN_FRONTEND=noninteractive RUNLEVEL=1 apt-get install -y -qq --no-install-recommends redis-server redis-sentinel; } >$${TMPDIR:-/tmp}/dona-apt.log 2>&1; } || \
 	  { echo 'the tests need Redis: install redis-server and redis-sentinel so that they are on the PATH'; exit 1; }
 
+.PHONY: node-client
+node-client: ## the Node.js example agrees with Go: buckets, checksums, decisions
+	@command -v npm >/dev/null || { echo 'npm is needed for the example: install Node.js'; exit 1; }
+	npm install --no-fund --no-audit --no-package-lock --loglevel=error --prefix examples/node-client
+	$(GO) test -count=1 -run TestNode ./sdk/dona
+
+.PHONY: node-plugin
+node-plugin: ## the Node.js example of a plugin keeps the promises of one
+	@command -v npm >/dev/null || { echo 'npm is needed for the example: install Node.js'; exit 1; }
+	npm install --no-fund --no-audit --no-package-lock --loglevel=error --prefix examples/plugins/node-http
+	$(GO) test -count=1 -run TestNode ./examples/plugins
+
 .PHONY: chromium
 chromium:
 	@{ command -v chromium || command -v chromium-browser || command -v google-chrome || command -v google-chrome-stable || command -v chromium-headless-shell; } >/dev/null || { \
@@ -127,18 +139,6 @@ egress-clients: chromium ## curl, git, Go, Node.js and a browser through gateway
 	@command -v npm >/dev/null || { echo 'npm is needed for a client: install Node.js'; exit 1; }
 	npm install --no-fund --no-audit --no-package-lock --loglevel=error --prefix examples/egress/testdata/node
 	EGRESS_CLIENTS=all $(GO) test -count=1 -run 'TestClients$$' ./examples/egress
-
-.PHONY: node-client
-node-client: ## the Node.js example agrees with Go: buckets, checksums, decisions
-	@command -v npm >/dev/null || { echo 'npm is needed for the example: install Node.js'; exit 1; }
-	npm install --no-fund --no-audit --no-package-lock --loglevel=error --prefix examples/node-client
-	$(GO) test -count=1 -run TestNode ./sdk/dona
-
-.PHONY: node-plugin
-node-plugin: ## the Node.js example of a plugin keeps the promises of one
-	@command -v npm >/dev/null || { echo 'npm is needed for the example: install Node.js'; exit 1; }
-	npm install --no-fund --no-audit --no-package-lock --loglevel=error --prefix examples/plugins/node-http
-	$(GO) test -count=1 -run TestNode ./examples/plugins
 
 .PHONY: clean
 clean: ## remove what the targets made
