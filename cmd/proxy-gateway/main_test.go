@@ -84,7 +84,7 @@ func (l kept) Close() error { return l.SetDeadline(time.Unix(1, 0)) }
 func startPlane(t *testing.T, content *controlplanev1.WorkerSnapshot, options ...grpc.ServerOption) *plane {
 	t.Helper()
 	p := &plane{content: content, change: make(chan struct{}), validity: time.Minute, maxStale: 2 * time.Minute}
-	l, err := net.Listen("tcp", "127.0.0.1:0")
+	l, err := net.Listen("tcp", freeAddress(t))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -208,14 +208,15 @@ func (o *output) String() string {
 	return o.text.String()
 }
 
+// freeAddress is one that no other process gets: clients of a control plane that has
+// ended, in whichever test on this machine, look for it where it was.
 func freeAddress(t *testing.T) string {
 	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
+	address, err := loopback.Free()
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer func() { _ = l.Close() }()
-	return l.Addr().String()
+	return address
 }
 
 // startGateway starts one and waits until it listens for clients.
@@ -412,10 +413,7 @@ gateway:
 func TestNobodyIsLetInTooEarly(t *testing.T) {
 	host := startPlane(t, world(t, controlplanev1.OnUnavailable_ON_UNAVAILABLE_FAIL))
 	host.hold = make(chan struct{})
-	listen, err := loopback.Free()
-	if err != nil {
-		t.Fatal(err)
-	}
+	listen := freeAddress(t)
 	p := launchGateway(t, "controlPlane: {tls: {mode: disabled}}\ngateway: {upstreams: {allow: [loopback]}}\n", "-control-plane", host.address, "-listen", listen)
 	p.clients = listen
 	eventually(t, "the worker has registered", func() bool {
