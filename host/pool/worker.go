@@ -171,6 +171,7 @@ func (p *Pool) ReportRuntime(ctx context.Context, actor string, req *controlplan
 	if err == nil && news {
 		p.wake()
 	}
+	p.metrics.reported(err)
 	return resp, err
 }
 
@@ -316,7 +317,7 @@ func (p *Pool) TakeOutcomes(ctx context.Context, b *controlplanev1.OutcomeBatch)
 		return 0, err
 	}
 	digest := sha256.Sum256(bytes)
-	return b.Sequence, p.o.Store.Update(ctx, store.Soft, func(tx store.Tx) error {
+	err = p.o.Store.Update(ctx, store.Soft, func(tx store.Tx) error {
 		if _, err := tx.GetMany(append(crewKeys(b.WorkerId), outcomesKey(b.WorkerId))...); err != nil {
 			return err
 		}
@@ -336,6 +337,8 @@ func (p *Pool) TakeOutcomes(ctx context.Context, b *controlplanev1.OutcomeBatch)
 		}
 		return p.hear(tx, b.WorkerId, b.Outcomes)
 	})
+	p.metrics.reported(err)
+	return b.Sequence, err
 }
 
 // AcknowledgeDrain completes a drain by the worker's explicit word. The same again is
