@@ -29,7 +29,7 @@ func (h *Host) openPool(actions store.Store, probes *probes) error {
 	h.pool = pool.New(pool.Options{
 		Store: actions, Audit: h.ledger, HostID: h.id, Secrets: supplied{h}, Compiler: h.strategy,
 		Strategy: h.strategy.check, Probe: probes.checkAnywhere, Checks: brokered{h}, CheckInterval: h.config.CheckInterval,
-		MaxCounters: h.config.ControlPlane.MaxRuntimeCounters, Logger: h.log.Named("pool"),
+		MaxCounters: h.config.ControlPlane.MaxRuntimeCounters, Logger: h.log.Named("pool"), Registerer: h.metrics,
 	})
 	h.supply = supply.New(h.pool, supply.Options{
 		Resolver: secret.NewResolver(h.config.PoolSecrets, os.LookupEnv), Key: key,

@@ -45,3 +45,6 @@ func (p *Pool) IssueView(ctx context.Context, worker, session, stream string, v 
 	}
 	return proto.CloneOf(v.snapshot), nil
 }
+
+// Count reads what the gauges show.
+func (p *Pool) Count(ctx context.Context) error { return p.count(ctx) }

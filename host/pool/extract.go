@@ -29,6 +29,12 @@ import (
 // NotFound; Precondition for what is switched off; AlreadyExists for a key that came
 // with another request; Exhausted when there is nothing.
 func (p *Pool) Extract(ctx context.Context, actor string, req *controlplanev1.ExtractRequest) (*controlplanev1.ExtractResponse, error) {
+	resp, err := p.extract(ctx, actor, req)
+	p.metrics.extracted(resp, err)
+	return resp, err
+}
+
+func (p *Pool) extract(ctx context.Context, actor string, req *controlplanev1.ExtractRequest) (*controlplanev1.ExtractResponse, error) {
 	if err := checkExtract(req); err != nil {
 		return nil, err
 	}

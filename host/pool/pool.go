@@ -24,6 +24,7 @@ import (
 	donav1 "github.com/dodona-project/dodona/proto/dona/v1"
 	pluginv1 "github.com/dodona-project/dodona/proto/plugin/v1"
 	"github.com/hashicorp/go-hclog"
+	"github.com/prometheus/client_golang/prometheus"
 	"google.golang.org/protobuf/types/known/structpb"
 
 	"github.com/dodona-project/dodona/host/audit"
@@ -66,6 +67,7 @@ type Options struct {
 	MaxCounters     int // proxies that a worker owns, and counters of a report; 0 = limits.RuntimeCounters
 	Coalesce        time.Duration
 	Logger          hclog.Logger
+	Registerer      prometheus.Registerer // nil = no metrics
 }
 
 // Defaults and fixed figures.
@@ -87,6 +89,7 @@ type Pool struct {
 	o         Options
 	actor     string // of what the host does by itself
 	log       hclog.Logger
+	metrics   *metrics
 	published atomic.Pointer[published] // read last
 	reading   sync.Mutex                // held by who reads what is published
 	offered   *published                // under reading: was parsed to be published here last
@@ -110,7 +113,7 @@ func New(o Options) *Pool {
 	o.CheckInterval = cmp.Or(o.CheckInterval, checkInterval)
 	o.MaxCounters = cmp.Or(o.MaxCounters, limits.RuntimeCounters)
 	o.Coalesce = cmp.Or(o.Coalesce, coalesce)
-	return &Pool{o: o, actor: "host:" + o.HostID, log: o.Logger, poke: make(chan struct{}, 1), silent: map[string]silence{}}
+	return &Pool{o: o, actor: "host:" + o.HostID, log: o.Logger, metrics: newMetrics(o.Registerer), poke: make(chan struct{}, 1), silent: map[string]silence{}}
 }
 
 // wake has proxies shared out at once.
@@ -127,6 +130,9 @@ func (p *Pool) Run(ctx context.Context) error {
 	var planner sync.WaitGroup
 	defer planner.Wait()
 	planner.Go(func() { p.plan(ctx) })
+	if p.o.Registerer != nil {
+		planner.Go(func() { p.counting(ctx) })
+	}
 	notice := p.o.Store.Watch(ctx, proxyPrefix)
 	sweep, allocate := time.NewTicker(sweepEvery), time.NewTicker(allocateEvery)
 	defer sweep.Stop()

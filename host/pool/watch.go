@@ -40,9 +40,11 @@ func (p *Pool) Watch(ctx context.Context, req *controlplanev1.WatchSnapshotsRequ
 			if err := p.issue(ctx, req.WorkerId, req.SessionId, stream, v); err != nil {
 				return err
 			}
-			if err := send(update(last, v.snapshot, req.AcceptDelta)); err != nil {
+			frame := update(last, v.snapshot, req.AcceptDelta)
+			if err := send(frame); err != nil {
 				return err
 			}
+			p.metrics.sent(frame)
 			last = v.snapshot
 		}
 		most := time.Until(refresh)

@@ -169,7 +169,7 @@ func (p *Pool) ReportRuntime(ctx context.Context, actor string, req *controlplan
 	if errors.Is(err, errHard) {
 		err = report(store.Hard)
 	}
-	if err != nil {
+	if p.metrics.reported(err); err != nil {
 		return resp, err
 	}
 	for len(resp.ReleasedProxyIds) >= batch {
@@ -347,7 +347,7 @@ func (p *Pool) TakeOutcomes(ctx context.Context, b *controlplanev1.OutcomeBatch)
 		return 0, err
 	}
 	digest := sha256.Sum256(bytes)
-	return b.Sequence, p.o.Store.Update(ctx, store.Soft, func(tx store.Tx) error {
+	err = p.o.Store.Update(ctx, store.Soft, func(tx store.Tx) error {
 		if _, err := tx.GetMany(append(crewKeys(b.WorkerId), outcomesKey(b.WorkerId))...); err != nil {
 			return err
 		}
@@ -367,6 +367,8 @@ func (p *Pool) TakeOutcomes(ctx context.Context, b *controlplanev1.OutcomeBatch)
 		}
 		return p.hear(tx, b.WorkerId, b.Outcomes)
 	})
+	p.metrics.reported(err)
+	return b.Sequence, err
 }
 
 // AcknowledgeDrain completes a drain by the worker's explicit word. The same again is
