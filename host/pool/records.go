@@ -197,18 +197,24 @@ func loadProxy(tx store.ReadTx, id string) (*statev1.ProxyState, error) {
 // loadProxies reads the proxies of index entries in one round trip, without those
 // that are gone.
 func loadProxies(tx store.ReadTx, entries []store.Entry) ([]*statev1.ProxyState, error) {
-	if err := store.Fetch(tx, entries, proxyKey); err != nil {
+	keys := make([]string, len(entries))
+	for i, e := range entries {
+		keys[i] = proxyKey(e.Member)
+	}
+	records, err := tx.GetMany(keys...)
+	if err != nil {
 		return nil, err
 	}
 	all := make([]*statev1.ProxyState, 0, len(entries))
-	for _, e := range entries {
-		p, err := loadProxy(tx, e.Member)
-		if err != nil {
+	for i, r := range records {
+		if !r.Exists() {
+			continue
+		}
+		p := new(statev1.ProxyState)
+		if err := store.Parse(keys[i], r, p); err != nil {
 			return nil, err
 		}
-		if p != nil {
-			all = append(all, p)
-		}
+		all = append(all, p)
 	}
 	return all, nil
 }

@@ -23,10 +23,19 @@ func Load(tx ReadTx, key string, msg proto.Message) (version uint64, err error) 
 	if err != nil || !rec.Exists() {
 		return 0, err
 	}
-	if err := proto.Unmarshal(rec.Value, msg); err != nil {
-		return 0, damaged{fmt.Errorf("store: record %s does not parse as %s: %w", key, msg.ProtoReflect().Descriptor().FullName(), err)}
+	if err := Parse(key, rec, msg); err != nil {
+		return 0, err
 	}
 	return rec.Version, nil
+}
+
+// Parse reads a record that was read at key into msg. One that does not parse is an
+// [ErrDamaged].
+func Parse(key string, rec Record, msg proto.Message) error {
+	if err := proto.Unmarshal(rec.Value, msg); err != nil {
+		return damaged{fmt.Errorf("store: record %s does not parse as %s: %w", key, msg.ProtoReflect().Descriptor().FullName(), err)}
+	}
+	return nil
 }
 
 // Save writes msg at key.
