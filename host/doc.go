@@ -27,8 +27,10 @@
 // The packages, from the bottom up:
 //
 //   - limits, refusal: the numbers, the grammars, and how the host says no
-//   - loopback: ports for tests and the demo, of which nobody else is given one
-//   - store, store/embedded, store/redis: transactions; all state lives here
+//   - loopback, spawn: ports for tests and the demo, of which nobody else is given one,
+//     and the processes of a demonstration
+//   - store, store/embedded, store/redis: transactions; all state lives here;
+//     store/datadir guards a host's directory
 //   - audit: the hash chain, appended in the transaction that acts
 //   - session: leases by stream and heartbeat, fences of reports
 //   - snapshot: versioned feeds to any number of watchers
@@ -38,15 +40,15 @@
 //     the snapshot
 //   - rollout: windows, the pure Step, the controller
 //   - delivery: artifacts, releases, deployments; a pure Step and a controller too
-//   - pool: the egress plane; below it ownership (the pure rules), poolconfig,
-//     proxylist, secret, source and supply (what is configured, and what that names),
-//     rest (extractions over HTTP)
+//   - pool: the egress plane; below it ownership and health (the pure rules),
+//     poolconfig, proxylist, secret, source and supply (what is configured, and what
+//     that names), rest (extractions over HTTP)
 //   - fsck: what a store holds, checked whole
 //   - telemetry: calls and metrics by OTLP
 //   - identity: who is who in the trust domain; issues certificates
 //   - api: gRPC at the edge: who calls, what they may, what is theirs; the only one
 //     that knows transport codes
-//   - config: settings; host: this wiring
+//   - config: settings, read by config/strict; host: this wiring
 //
 // Four rules hold it together. State changes only in store transactions. Loops
 // re-read what is, and take a notice only as a reason to look. A step written on

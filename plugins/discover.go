@@ -81,7 +81,7 @@ func runOnce(ctx context.Context, file File, most int, dir string, started, ende
 	}
 	return runner.Output(ctx, runner.Config{
 		Name: filepath.Base(file.Path), Path: file.Path, Program: program, Args: file.Args,
-		Env: environment(private, hclog.Info, nil), Dir: private, SocketDir: private,
+		Env: runner.Environment(private, hclog.Info.String(), nil), Dir: private, SocketDir: private,
 		Started: started, Ended: ended,
 	}, most)
 }

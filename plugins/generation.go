@@ -152,7 +152,7 @@ func (g *generation) connect(ctx context.Context, tmp string) error {
 	var conn *grpc.ClientConn
 	go func() {
 		var err error
-		if conn, err = dial(g.client); err != nil {
+		if conn, err = runner.Dial(g.client); err != nil {
 			catch.close()
 		}
 		done <- err
@@ -187,22 +187,6 @@ func (g *generation) pid() int {
 		return p.PID()
 	}
 	return 0
-}
-
-func dial(client *goplugin.Client) (*grpc.ClientConn, error) {
-	if _, err := client.Start(); err != nil {
-		return nil, err
-	}
-	protocol, err := client.Client()
-	if err != nil {
-		return nil, err
-	}
-	raw, err := protocol.Dispense(wire.PluginSet)
-	if err != nil {
-		_ = protocol.Close()
-		return nil, err
-	}
-	return raw.(*grpc.ClientConn), nil
 }
 
 // versionError says which side is too old when that is why there is no
@@ -245,7 +229,7 @@ func (g *generation) clientConfig(tmp string, catch *connCatcher) *goplugin.Clie
 		RunnerFunc: func(_ hclog.Logger, cmd *exec.Cmd, socketDir string) (goplugin_runner.Runner, error) {
 			p := runner.New(runner.Config{
 				Name: g.id.String(), Path: g.file.Path, Program: g.program, Args: g.file.Args,
-				Env:       environment(tmp, g.logger.GetLevel(), g.config.Env),
+				Env:       runner.Environment(tmp, g.logger.GetLevel().String(), g.config.Env),
 				Dir:       tmp,
 				SocketDir: socketDir,
 
@@ -287,19 +271,6 @@ func (g *generation) restriction() *runner.Restriction {
 		return nil
 	}
 	return &runner.Restriction{Exe: g.exe, Files: 4 * wire.MaxConcurrency}
-}
-
-// services tells go-plugin that the connection is all we want of it.
-type services struct {
-	goplugin.NetRPCUnsupportedPlugin
-}
-
-func (services) GRPCServer(*goplugin.GRPCBroker, *grpc.Server) error {
-	return errors.New("this side calls")
-}
-
-func (services) GRPCClient(_ context.Context, _ *goplugin.GRPCBroker, conn *grpc.ClientConn) (any, error) {
-	return conn, nil
 }
 
 // brokerMethod is go-plugin's stream on which a plugin offers services of its own

@@ -257,36 +257,6 @@ func ownExe() (string, error) {
 	return os.Executable()
 }
 
-// environment is the whole environment of a plugin, but for what go-plugin
-// adds. Nothing else of the host's own is passed on.
-func environment(private string, level hclog.Level, own map[string]string) []string {
-	get := func(k, fallback string) string {
-		if v := os.Getenv(k); v != "" {
-			return v
-		}
-		return fallback
-	}
-	env := map[string]string{
-		"PATH":           get("PATH", "/usr/local/bin:/usr/bin:/bin"),
-		"HOME":           private,
-		"TMPDIR":         private,
-		"LANG":           get("LANG", "C.UTF-8"),
-		"TZ":             get("TZ", "UTC"),
-		"GOMEMLIMIT":     "512MiB",
-		"GOMAXPROCS":     fmt.Sprint(min(runtime.NumCPU(), 4)),
-		wire.LogLevelEnv: level.String(),
-	}
-	for k, v := range own {
-		env[k] = v
-	}
-	list := make([]string, 0, len(env))
-	for k, v := range env {
-		list = append(list, k+"="+v)
-	}
-	sort.Strings(list)
-	return list
-}
-
 func clip(s string, most int) string {
 	if len(s) <= most {
 		return s

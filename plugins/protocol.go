@@ -5,6 +5,7 @@ import (
 
 	goplugin "github.com/hashicorp/go-plugin"
 
+	"github.com/dodona-project/dodona/plugins/runner"
 	"github.com/dodona-project/dodona/sdk/plugin/wire"
 )
 
@@ -36,7 +37,7 @@ func protocolWords(protocols []int) string {
 func pluginSets(protocols []int) map[int]goplugin.PluginSet {
 	sets := make(map[int]goplugin.PluginSet, len(protocols))
 	for _, p := range protocols {
-		sets[p] = goplugin.PluginSet{wire.PluginSet: services{}}
+		sets[p] = goplugin.PluginSet{wire.PluginSet: runner.Connection{}}
 	}
 	return sets
 }

@@ -88,7 +88,7 @@ func describeFlag(ctx context.Context, r *run, said *pluginv1.DescribeReply) err
 	defer remove()
 	out, err := runner.Output(ctx, runner.Config{
 		Name: "describe", Path: r.target.path, Args: append(r.target.args[:len(r.target.args):len(r.target.args)], "--describe"),
-		Env: environment(dir, r.target.env), Dir: dir, SocketDir: dir,
+		Env: runner.Environment(dir, "info", r.target.env), Dir: dir, SocketDir: dir,
 	}, 512<<10)
 	switch {
 	case err != nil:

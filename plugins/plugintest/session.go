@@ -8,7 +8,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"runtime"
 	"slices"
 	"strings"
 	"sync"
@@ -154,11 +153,11 @@ func (s *session) spawn(ctx context.Context) error {
 	}
 	s.client = goplugin.NewClient(&goplugin.ClientConfig{
 		HandshakeConfig:  goplugin.HandshakeConfig{MagicCookieKey: wire.CookieKey, MagicCookieValue: wire.CookieValue},
-		VersionedPlugins: map[int]goplugin.PluginSet{wire.ProtocolVersion: {wire.PluginSet: connection{}}},
+		VersionedPlugins: map[int]goplugin.PluginSet{wire.ProtocolVersion: {wire.PluginSet: runner.Connection{}}},
 		RunnerFunc: func(_ hclog.Logger, cmd *exec.Cmd, socketDir string) (goplugin_runner.Runner, error) {
 			p := runner.New(runner.Config{
 				Name: filepath.Base(s.target.path), Path: s.target.path, Args: s.target.args,
-				Env: environment(private, s.target.env), Dir: private, SocketDir: socketDir,
+				Env: runner.Environment(private, "info", s.target.env), Dir: private, SocketDir: socketDir,
 				Stderr: func(line []byte) { s.note(&s.stderr, line) },
 				Stdout: func(line []byte) { s.note(&s.stdout, line) },
 				Gone:   func(pgid int) { s.gone(pgid, socketDir) },
@@ -179,7 +178,7 @@ func (s *session) spawn(ctx context.Context) error {
 	connected := make(chan error, 1)
 	go func() {
 		var err error
-		s.conn, err = dial(s.client)
+		s.conn, err = runner.Dial(s.client)
 		connected <- err
 	}()
 	select {
@@ -212,46 +211,6 @@ func (s *session) spawn(ctx context.Context) error {
 		return fmt.Errorf("plugin speaks plugin protocol %d, the host %d: upgrade the plugin", s.process.Handshake().Version, wire.ProtocolVersion)
 	}
 	return err
-}
-
-func dial(client *goplugin.Client) (*grpc.ClientConn, error) {
-	if _, err := client.Start(); err != nil {
-		return nil, err
-	}
-	protocol, err := client.Client()
-	if err != nil {
-		return nil, err
-	}
-	raw, err := protocol.Dispense(wire.PluginSet)
-	if err != nil {
-		return nil, err
-	}
-	return raw.(*grpc.ClientConn), nil
-}
-
-// connection tells go-plugin that the connection is all we want of it.
-type connection struct {
-	goplugin.NetRPCUnsupportedPlugin
-}
-
-func (connection) GRPCServer(*goplugin.GRPCBroker, *grpc.Server) error {
-	return errors.New("this side calls")
-}
-
-func (connection) GRPCClient(_ context.Context, _ *goplugin.GRPCBroker, conn *grpc.ClientConn) (any, error) {
-	return conn, nil
-}
-
-// environment is the whole environment of the process, as the host makes it.
-func environment(private string, own map[string]string) []string {
-	env := []string{
-		"PATH=" + os.Getenv("PATH"), "HOME=" + private, "TMPDIR=" + private, "LANG=C.UTF-8", "TZ=UTC",
-		"GOMEMLIMIT=512MiB", fmt.Sprintf("GOMAXPROCS=%d", min(runtime.NumCPU(), 4)), wire.LogLevelEnv + "=info",
-	}
-	for k, v := range own {
-		env = append(env, k+"="+v)
-	}
-	return env
 }
 
 func (s *session) note(to *[]string, line []byte) {
