@@ -164,6 +164,11 @@ func (b *Broker) claim(tx store.Tx, c Claim) (tasks []Task, next time.Duration, 
 	if err := each(run.took, func(g group) error { return settle(tx, g) }); err != nil {
 		return nil, 0, err
 	}
+	if c.Instance != "" && len(run.tasks) > 0 {
+		if err := count(tx, heldKey(c.Checker)); err != nil {
+			return nil, 0, err
+		}
+	}
 	next = longSleep
 	later, err := tx.Scan(scopeIndex, uint64(now)+1, store.MaxScore, 1)
 	if err != nil {
@@ -253,8 +258,7 @@ func (c *claiming) offer(member string) (*offer, error) {
 	return o, nil
 }
 
-// cap finds out how many tasks may still be leased under a scope's cap, by whomever. The
-// record that it writes has claims on several hosts see each other's leases.
+// cap finds out how many tasks may still be leased under a scope's cap, by whomever.
 func (c *claiming) cap(o *offer) error {
 	if o.Cap == "" {
 		return nil
@@ -263,8 +267,7 @@ func (c *claiming) cap(o *offer) error {
 	if _, known := c.room[of.member()]; known {
 		return nil
 	}
-	claims := new(statev1.CheckCap)
-	if _, err := store.Load(c.tx, of.key(), claims); err != nil && !errors.Is(err, store.ErrDamaged) {
+	if _, err := counted(c.tx, of.key()); err != nil {
 		return err
 	}
 	past, err := c.tx.Scan(of.leased(), 0, uint64(c.now), 0)
@@ -371,12 +374,26 @@ func (c *claiming) lease(o *offer, id string) (task *Task, stays bool, err error
 func (c *claiming) claimed(o *offer) error {
 	of := capOf{o.group.plane, o.Cap}
 	c.room[of.member()]--
+	return count(c.tx, of.key())
+}
+
+// counted reads how many claims there were of a bound whose leases are an index, and count
+// is one more: by that record claims on several hosts see each other.
+func counted(tx store.ReadTx, key string) (*statev1.CheckCap, error) {
 	claims := new(statev1.CheckCap)
-	if _, err := store.Load(c.tx, of.key(), claims); err != nil && !errors.Is(err, store.ErrDamaged) {
+	if _, err := store.Load(tx, key, claims); err != nil && !errors.Is(err, store.ErrDamaged) {
+		return nil, err
+	}
+	return claims, nil
+}
+
+func count(tx store.Tx, key string) error {
+	claims, err := counted(tx, key)
+	if err != nil {
 		return err
 	}
 	claims.Claims++
-	return store.Save(c.tx, of.key(), claims)
+	return store.Save(tx, key, claims)
 }
 
 func newToken() (string, error) {

@@ -236,14 +236,15 @@ func (b *Broker) Braked(tx store.ReadTx, plane, scope string) (bool, error) {
 // lookLanes looks at a Reducer's scope where something fails: its alarm, and how much of
 // it each checker fails. unit is what counts as one where a checker fails several.
 func (b *Broker) lookLanes(ctx context.Context, g group) (alarm, unit string, tally map[string]Tally, err error) {
-	tally, fresh := b.tallied(g)
-	settled := false // there is something to write
+	var now int64
+	fresh, settled := false, false // the tally is; there is something to write
 	if err := b.o.Store.View(ctx, func(tx store.ReadTx) error {
 		how, err := b.o.Planes[g.plane].Scope(tx, g.scope)
 		if err != nil {
 			return err
 		}
-		unit = g.plane + "/" + how.Cap
+		unit, now = g.plane+"/"+how.Cap, tx.Now().UnixMilli()
+		tally, fresh = b.tallied(g, now)
 		record, err := loadGroup(tx, g)
 		if err != nil {
 			return err
@@ -275,7 +276,7 @@ func (b *Broker) lookLanes(ctx context.Context, g group) (alarm, unit string, ta
 	}
 	if !fresh {
 		b.mu.Lock()
-		b.tallies[g] = tallied{at: time.Now(), by: tally}
+		b.tallies[g] = tallied{atMs: now, by: tally}
 		b.mu.Unlock()
 	}
 	return alarm, unit, tally, nil
@@ -305,17 +306,19 @@ func (b *Broker) release(tx store.Tx, g group) error {
 	return tx.IndexDelete(troubleIndex, g.member())
 }
 
-// tallied is what was counted of a scope, and when: all of it is read for that.
+// tallied is what was counted of a scope, and when, by the store's clock: all of it is
+// read for that.
 type tallied struct {
-	at time.Time
-	by map[string]Tally
+	atMs int64
+	by   map[string]Tally
 }
 
-func (b *Broker) tallied(g group) (map[string]Tally, bool) {
+func (b *Broker) tallied(g group, now int64) (map[string]Tally, bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	t, ok := b.tallies[g]
-	return t.by, ok && time.Since(t.at) < b.o.Rules.Suspect
+	age := now - t.atMs
+	return t.by, ok && age >= 0 && age < b.o.Rules.Suspect.Milliseconds()
 }
 
 // unprobed adds an alarm for each scope of a Reducer whose tasks wait because no checker

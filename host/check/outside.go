@@ -67,6 +67,7 @@ func (b *Broker) Register(ctx context.Context, r Registration) (window uint32, e
 }
 
 func heldIndex(checker string) string { return "check-held/" + checker }
+func heldKey(checker string) string   { return "check-held/" + checker }
 
 // windowed makes a claim of a checker outside what its registration and the tasks
 // that it holds leave room for, whatever stream it asks on.
@@ -78,6 +79,9 @@ func (b *Broker) windowed(tx store.Tx, c *Claim, own *statev1.Checker, now int64
 		if !slices.Contains(own.Levels, level) {
 			return refusal.Field(fmt.Sprintf("levels[%d]", i), "is %s, which this checker did not register: register again with it", level)
 		}
+	}
+	if _, err := counted(tx, heldKey(c.Checker)); err != nil {
+		return err
 	}
 	index := heldIndex(c.Checker)
 	past, err := tx.Scan(index, 0, uint64(now), 2*limits.CheckWindow)

@@ -58,8 +58,10 @@ func (b *Broker) forget(ctx context.Context) error {
 			return err
 		}
 		for _, e := range gone {
-			if err := tx.Delete(checkerKey(e.Member)); err != nil {
-				return err
+			for _, key := range []string{checkerKey(e.Member), heldKey(e.Member)} {
+				if err := tx.Delete(key); err != nil {
+					return err
+				}
 			}
 			if err := tx.IndexDelete(checkerIndex, e.Member); err != nil {
 				return err

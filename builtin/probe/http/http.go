@@ -119,7 +119,9 @@ func (p Probe) CheckWith(ctx context.Context, c Config, req *pluginv1.CheckReque
 	}
 	r.Host = c.Host
 	r.Header.Set("User-Agent", "dodona-probe")
-	client := p.client(c, address)
+	life, end := context.WithCancel(ctx)
+	defer end()
+	client := p.client(life, c, address)
 	resp, err := client.Do(r)
 	if err != nil {
 		return failed(ctx, err)
@@ -157,14 +159,19 @@ func good(code uint32, expect []uint32) bool {
 	return slices.Contains(expect, code)
 }
 
-// client makes a client for one check. Nothing is kept for the next one, which may
-// have another address behind the same name.
-func (p Probe) client(c Config, address string) *http.Client {
+// client makes a client for one check, whose connections end with life: the transport
+// goes on with a handshake that nobody waits for any more. Nothing is kept for the next
+// check, which may have another address behind the same name.
+func (p Probe) client(life context.Context, c Config, address string) *http.Client {
 	dialer := reach.Dialer{Policy: reach.Allowing(c.Allow), Resolver: p.Resolver}
 	return &http.Client{
 		Transport: &http.Transport{
-			DialContext: func(ctx context.Context, _, to string) (net.Conn, error) {
-				return dialer.Dial(ctx, to)
+			DialContext: func(_ context.Context, _, to string) (net.Conn, error) {
+				conn, err := dialer.Dial(life, to)
+				if err == nil {
+					context.AfterFunc(life, func() { _ = conn.Close() })
+				}
+				return conn, err
 			},
 			TLSClientConfig:        c.TLS.Client(address),
 			DisableKeepAlives:      true,

@@ -55,7 +55,9 @@ func (c Config) basicTarget() (target.Target, error) {
 }
 
 // Probe implements the plugin.
-type Probe struct{}
+type Probe struct {
+	Resolver reach.Resolver // of proxies' names; nil = the system's
+}
 
 // Configure refuses what the schema cannot see.
 func (Probe) Configure(_ context.Context, c Config) error { return c.Check() }
@@ -67,7 +69,7 @@ func (p Probe) Check(ctx context.Context, req *pluginv1.CheckRequest) (*pluginv1
 }
 
 // CheckWith makes one check before ctx ends.
-func (Probe) CheckWith(ctx context.Context, c Config, req *pluginv1.CheckRequest) *pluginv1.CheckReply {
+func (p Probe) CheckWith(ctx context.Context, c Config, req *pluginv1.CheckRequest) *pluginv1.CheckReply {
 	if req.GetProxy() == nil {
 		return reach.Unclear(controlplanev1.ErrorClass_ERROR_CLASS_POLICY, "this probe checks upstream proxies: for an endpoint choose http, tcp, grpc or tls")
 	}
@@ -76,7 +78,7 @@ func (Probe) CheckWith(ctx context.Context, c Config, req *pluginv1.CheckRequest
 		return reach.Unclear(0, "the proxy cannot be dialled: %s", err)
 	}
 	k := &check{Config: c, policy: reach.Allowing(c.Allow), via: via}
-	k.dialer = upstream.Dialer{TLS: c.ProxyTLS.Client(via.Address()), Allow: k.policy.Classes(), KeepAlive: -1}
+	k.dialer = upstream.Dialer{TLS: c.ProxyTLS.Client(via.Address()), Allow: k.policy.Classes(), KeepAlive: -1, Resolver: p.Resolver}
 	switch req.GetLevel() {
 	case controlplanev1.CheckLevel_CHECK_LEVEL_BASIC:
 		return k.basic(ctx)

@@ -31,6 +31,8 @@ import (
 const (
 	DefaultDialTimeout      = 5 * time.Second
 	DefaultHandshakeTimeout = 10 * time.Second
+
+	leastTry = 100 * time.Millisecond // of one address of several
 )
 
 // MaxHeader is the most bytes of a proxy's answer to CONNECT.
@@ -143,7 +145,8 @@ func (p Proxy) Absolute() bool { return p.Protocol != controlplanev1.Proxy_PROTO
 type Dialer struct {
 	DialTimeout      time.Duration
 	HandshakeTimeout time.Duration
-	KeepAlive        time.Duration // of TCP, as net.Dialer has it
+	KeepAlive        time.Duration   // of TCP, as net.Dialer has it
+	Resolver         target.Resolver // of proxies' names; nil = the system's
 	// TLS is for HTTPS proxies; nil = the system's roots and the proxy's host as name. It is
 	// not changed.
 	TLS *tls.Config
@@ -174,23 +177,81 @@ func (d *Dialer) Tunnel(ctx context.Context, p Proxy, to target.Target) (net.Con
 	return d.shake(ctx, conn, p, &to)
 }
 
+// dial connects to one of the proxy's addresses. All that its name has are looked at
+// before, since it is never clear which one is used; target.MaxAddresses are tried in turn,
+// each with its share of the time.
 func (d *Dialer) dial(ctx context.Context, p Proxy) (net.Conn, error) {
 	limit := d.DialTimeout
 	if limit <= 0 {
 		limit = DefaultDialTimeout
 	}
-	dialer := net.Dialer{Timeout: limit, KeepAlive: d.KeepAlive, Control: func(_, address string, _ syscall.RawConn) error {
+	bounded, cancel := context.WithTimeout(ctx, limit)
+	defer cancel()
+	addresses, err := d.resolve(bounded, p)
+	if err != nil {
+		return nil, failed(ctx, Dial, err)
+	}
+	for i, a := range addresses {
+		var conn net.Conn
+		if conn, err = d.try(bounded, a, len(addresses)-i); err == nil {
+			return conn, nil
+		}
+		if bounded.Err() != nil {
+			break
+		}
+	}
+	return nil, failed(ctx, Dial, err)
+}
+
+// resolve returns the addresses that are tried.
+func (d *Dialer) resolve(ctx context.Context, p Proxy) ([]netip.AddrPort, error) {
+	var addresses []netip.Addr
+	if a, err := netip.ParseAddr(p.Host); err == nil {
+		addresses = []netip.Addr{a}
+	} else {
+		if err := target.CheckProxy(target.Target{Name: p.Host}, d.Allow...); err != nil {
+			return nil, err // before anybody is asked
+		}
+		var resolver target.Resolver = net.DefaultResolver
+		if d.Resolver != nil {
+			resolver = d.Resolver
+		}
+		if addresses, err = resolver.LookupNetIP(ctx, "ip", p.Host); err != nil {
+			return nil, err
+		}
+		if len(addresses) == 0 {
+			return nil, &net.DNSError{Err: "no addresses", Name: p.Host, IsNotFound: true}
+		}
+	}
+	out := make([]netip.AddrPort, 0, min(len(addresses), target.MaxAddresses))
+	for _, a := range addresses {
+		a = a.Unmap() // how resolvers write an IPv4 address
+		if err := target.CheckProxy(target.Target{Addr: a, Port: p.Port}, d.Allow...); err != nil {
+			return nil, err
+		}
+		if len(out) < target.MaxAddresses {
+			out = append(out, netip.AddrPortFrom(a, p.Port))
+		}
+	}
+	return out, nil
+}
+
+// try dials one address with a share of the time that is left. The address that the
+// connection is made to is looked at once more, as the system has it.
+func (d *Dialer) try(ctx context.Context, to netip.AddrPort, left int) (net.Conn, error) {
+	if end, ok := ctx.Deadline(); ok && left > 1 {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, max(time.Until(end)/time.Duration(left), leastTry))
+		defer cancel()
+	}
+	dialer := net.Dialer{KeepAlive: d.KeepAlive, Control: func(_, address string, _ syscall.RawConn) error {
 		real, err := netip.ParseAddrPort(address)
 		if err != nil {
 			return fmt.Errorf("the dialled address %.80q: %w", address, err)
 		}
 		return target.CheckProxy(target.Target{Addr: real.Addr(), Port: real.Port()}, d.Allow...)
 	}}
-	conn, err := dialer.DialContext(ctx, "tcp", p.Address())
-	if err != nil {
-		return nil, failed(ctx, Dial, err)
-	}
-	return conn, nil
+	return dialer.DialContext(ctx, "tcp", to.String())
 }
 
 // failed makes an Error of what went wrong in a phase. What the caller gave up is its
