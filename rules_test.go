@@ -233,9 +233,8 @@ func TestEveryBuiltinHasAPage(t *testing.T) {
 }
 
 // TestSeedPages: what the pages of what was asked for, and of the gateway's rules, name is
-// there: each test in its
-// folder, each page, and no row is without either or the words that it does not hold
-// yet.
+// there: each test in its folder, each page, and no row is without either or the words that
+// it does not hold yet.
 func TestSeedPages(t *testing.T) {
 	for page, least := range map[string]int{"docs/seed-service.md": 50, "docs/seed-egress.md": 50, "docs/gateway-rules.md": 60} {
 		text, err := os.ReadFile(page)

@@ -243,9 +243,13 @@ func (g *gatewayProcess) tunnel(t *testing.T, to string) net.Conn {
 	if _, err := fmt.Fprintf(conn, "CONNECT %[1]s HTTP/1.1\r\nHost: %[1]s\r\n\r\n", to); err != nil {
 		t.Fatal(err)
 	}
-	answer, err := http.ReadResponse(bufio.NewReaderSize(conn, 1), &http.Request{Method: http.MethodConnect})
-	if err != nil || answer.StatusCode != 200 {
-		t.Fatalf("CONNECT %s is answered %v, %v", to, answer, err)
+	in := bufio.NewReader(conn) // the target does not speak first
+	line, err := in.ReadString('\n')
+	if err != nil || !strings.HasPrefix(line, "HTTP/1.1 200 ") {
+		t.Fatalf("CONNECT %s is answered %q, %v", to, line, err)
+	}
+	if line, err = in.ReadString('\n'); err != nil || line != "\r\n" {
+		t.Fatalf("after the answer comes %q, %v", line, err)
 	}
 	return conn
 }
