@@ -169,7 +169,8 @@ func (p *Pool) ReportRuntime(ctx context.Context, actor string, req *controlplan
 	if errors.Is(err, errHard) {
 		err = report(store.Hard)
 	}
-	if p.metrics.reported(err); err != nil {
+	p.metrics.reported(err)
+	if err != nil {
 		return resp, err
 	}
 	for len(resp.ReleasedProxyIds) >= batch {
