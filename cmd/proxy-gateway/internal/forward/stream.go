@@ -23,6 +23,7 @@ type stream struct {
 	net.Conn
 	plain *net.TCPConn // Conn itself when it is TCP and nothing else
 	tcp   *net.TCPConn // what carries Conn, if that is TCP
+	quick *direct      // to plain's socket, nil without one
 
 	limit time.Duration // of each read, or of all of them together
 	whole bool          // all together, from the first one that waits
@@ -30,12 +31,18 @@ type stream struct {
 
 	readBy, writeBy time.Time // the deadlines that are set
 	writeLimit      time.Duration
+	small           []byte // of a tunnel's side that is no plain TCP
+	bulk            bool   // much came through it
 	aborted         atomic.Bool
 }
 
 func newStream(conn net.Conn, write time.Duration) *stream {
 	s := &stream{Conn: conn, writeLimit: write}
-	s.plain, _ = conn.(*net.TCPConn)
+	if s.plain, _ = conn.(*net.TCPConn); s.plain != nil {
+		if raw, err := s.plain.SyscallConn(); err == nil {
+			s.quick = newDirect(raw)
+		}
+	}
 	s.tcp = carrier(conn)
 	return s
 }
@@ -91,12 +98,18 @@ func (s *stream) Read(p []byte) (int, error) {
 	if err := s.arm(); err != nil {
 		return 0, err
 	}
+	if s.quick != nil {
+		return s.quick.read(p)
+	}
 	return s.Conn.Read(p)
 }
 
 func (s *stream) Write(p []byte) (int, error) {
 	if err := due(&s.writeBy, s.writeLimit, s.SetWriteDeadline); err != nil {
 		return 0, err
+	}
+	if s.quick != nil {
+		return s.quick.write(p)
 	}
 	return s.Conn.Write(p)
 }
@@ -195,7 +208,10 @@ func takesNothing(fd int) bool {
 	return err == nil && n == 0
 }
 
-const copySize = 16 << 10
+const (
+	copySize  = 16 << 10
+	smallSize = 512
+)
 
 var copyBuffers = sync.Pool{New: func() any { return new([copySize]byte) }}
 

@@ -6,7 +6,6 @@ import (
 	"net"
 	"os"
 	"sync/atomic"
-	"syscall"
 	"time"
 
 	"github.com/dodona-project/dodona/cmd/proxy-gateway/internal/wire"
@@ -156,18 +155,17 @@ func (t *tunnel) pump(from, to *stream, count *atomic.Int64) (writing bool, err 
 	if !t.still(from, &p) {
 		return false, errIdle
 	}
-	src := newSource(from)
-	defer src.release()
 	for full := 0; ; {
-		n, err := src.read()
+		data, err := from.some()
+		n := len(data)
+		var failed error
 		if n > 0 {
 			t.moved.Add(1)
 			count.Add(int64(n))
-			_, failed := to.Write(src.buf[:n])
-			src.release()
-			if failed != nil {
-				return true, failed
-			}
+			_, failed = to.Write(data)
+		}
+		if giveBack(data); failed != nil {
+			return true, failed
 		}
 		if full++; n < copySize {
 			full = 0
@@ -217,67 +215,23 @@ func (t *tunnel) splice(from, to *stream, p *patience, count *atomic.Int64) (end
 	}
 }
 
-// source reads a tunnel's side. While there is nothing to read it holds no buffer, if
-// the side is plain TCP.
-type source struct {
-	s   *stream
-	raw syscall.RawConn
-	try func(fd uintptr) bool
-	buf *[copySize]byte
-	n   int
-	err error
-}
-
-func newSource(s *stream) *source {
-	x := &source{s: s}
-	if s.plain != nil {
-		if raw, err := s.plain.SyscallConn(); err == nil {
-			x.raw, x.try = raw, x.attempt
+// some reads what there is. Who gets something gives it back. While there is nothing to
+// read no buffer is held, if the side is plain TCP; else a small one, unless much came
+// shortly before.
+func (s *stream) some() ([]byte, error) {
+	if s.quick != nil {
+		return s.quick.borrow()
+	}
+	if !s.bulk {
+		if s.small == nil {
+			s.small = make([]byte, smallSize)
 		}
+		n, err := s.Conn.Read(s.small)
+		s.bulk = n == smallSize
+		return s.small[:n], err
 	}
-	return x
-}
-
-// read reads into buf, which is valid until release.
-func (x *source) read() (int, error) {
-	if x.raw == nil {
-		if x.buf == nil {
-			x.buf = copyBuffers.Get().(*[copySize]byte)
-		}
-		return x.s.Conn.Read(x.buf[:])
-	}
-	x.n, x.err = 0, nil
-	if err := x.raw.Read(x.try); err != nil {
-		return 0, err
-	}
-	return x.n, x.err
-}
-
-// attempt reads once. False has it called again when there may be something.
-func (x *source) attempt(fd uintptr) bool {
-	if x.buf == nil {
-		x.buf = copyBuffers.Get().(*[copySize]byte)
-	}
-	for {
-		x.n, x.err = syscall.Read(int(fd), x.buf[:])
-		switch {
-		case errors.Is(x.err, syscall.EINTR):
-			continue
-		case errors.Is(x.err, syscall.EAGAIN):
-			x.release()
-			return false
-		case x.err != nil:
-			x.n, x.err = 0, os.NewSyscallError("read", x.err)
-		case x.n == 0:
-			x.err = io.EOF
-		}
-		return true
-	}
-}
-
-func (x *source) release() {
-	if x.buf != nil {
-		copyBuffers.Put(x.buf)
-		x.buf = nil
-	}
+	buf := copyBuffers.Get().(*[copySize]byte)
+	n, err := s.Conn.Read(buf[:])
+	s.bulk = !errors.Is(err, os.ErrDeadlineExceeded)
+	return buf[:n], err
 }
