@@ -58,13 +58,13 @@ func newGateway(s *settings.Settings, log *slog.Logger) (g *gateway, err error) 
 			return nil, err
 		}
 	}
-	dialer := &upstream.Dialer{Allow: s.AllowUpstream}
+	dialer := &upstream.Dialer{Allow: s.AllowUpstream, KeepAlive: -1}
 	if s.UpstreamCA != "" {
 		if dialer.TLS, err = trusting(s.UpstreamCA); err != nil {
 			return nil, fmt.Errorf("gateway.upstreams.ca: %w", err)
 		}
 	}
-	if g.listener, err = net.Listen("tcp", s.Listen); err != nil {
+	if g.listener, err = listen(s.Listen); err != nil {
 		return nil, err
 	}
 	if s.AdminListen != "" {
@@ -94,6 +94,14 @@ func newGateway(s *settings.Settings, log *slog.Logger) (g *gateway, err error) 
 	}
 	g.server = forward.New(o)
 	return g, nil
+}
+
+// listen listens for clients. Whatever is idle has a limit of its own, so that probes of
+// TCP would only cost, and several paths are not for a proxy's clients.
+func listen(address string) (net.Listener, error) {
+	config := net.ListenConfig{KeepAlive: -1}
+	config.SetMultipathTCP(false)
+	return config.Listen(context.Background(), "tcp", address)
 }
 
 // trusting makes a configuration of TLS that trusts what a file has.
