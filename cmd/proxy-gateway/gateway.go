@@ -62,7 +62,7 @@ func newGateway(s *settings.Settings, log *slog.Logger) (_ *gateway, err error) 
 			return nil, err
 		}
 	}
-	dialer := &upstream.Dialer{Allow: s.AllowUpstream}
+	dialer := &upstream.Dialer{Allow: s.AllowUpstream, KeepAlive: -1}
 	if s.UpstreamCA != "" {
 		if dialer.TLS, err = trusting(s.UpstreamCA); err != nil {
 			return nil, fmt.Errorf("gateway.upstreams.ca: %w", err)

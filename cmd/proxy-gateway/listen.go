@@ -23,7 +23,7 @@ var errShut = errors.New("the gateway takes no clients any more")
 // newDoor finds out whether the address can be had. With port 0, which nobody can know
 // before, it is listened on from now on.
 func newDoor(address string) (*door, error) {
-	l, err := net.Listen("tcp", address)
+	l, err := listen(address)
 	if err != nil {
 		return nil, err
 	}
@@ -43,7 +43,7 @@ func (d *door) open() (net.Listener, error) {
 		return nil, errShut
 	}
 	if d.listener == nil {
-		l, err := net.Listen("tcp", d.address.String())
+		l, err := listen(d.address.String())
 		if err != nil {
 			return nil, err
 		}
@@ -60,6 +60,14 @@ func (d *door) close() {
 	if d.listener != nil {
 		_ = d.listener.Close()
 	}
+}
+
+// listen listens for clients. Whatever is idle has a limit of its own, so that probes of
+// TCP would only cost, and several paths are not for a proxy's clients.
+func listen(address string) (net.Listener, error) {
+	config := net.ListenConfig{KeepAlive: -1}
+	config.SetMultipathTCP(false)
+	return config.Listen(context.Background(), "tcp", address)
 }
 
 // serve takes clients from the first valid snapshot on.

@@ -27,7 +27,7 @@ func gatewayJob() (rows []row, text string, err error) {
 		return nil, "", err
 	}
 	var more strings.Builder
-	for _, part := range []func() ([]row, string, error){s.loadRows, s.idleRows} {
+	for _, part := range []func() ([]row, string, error){s.loadRows, s.idleRows, s.swapRows, s.answers} {
 		r, t, err := part()
 		if err != nil {
 			return nil, "", err
@@ -59,7 +59,7 @@ func (s *stage) loadRows() (rows []row, text string, err error) {
 		all := make([][4][]float64, len(s.proxies))
 		for range repeats {
 			for i, p := range s.proxies {
-				f, err := s.turn(p, work.do, 0)
+				f, err := s.turn(p, work.do, 0, gatewayTurn)
 				if err != nil {
 					return nil, "", fmt.Errorf("%s, %s: %w", work.do, p.name, err)
 				}
@@ -85,7 +85,7 @@ func (s *stage) loadRows() (rows []row, text string, err error) {
 }
 
 // turn has the clients work through a proxy for a while.
-func (s *stage) turn(p *contender, do string, rate int) (f figures, err error) {
+func (s *stage) turn(p *contender, do string, rate int, long time.Duration) (f figures, err error) {
 	if _, err := s.tell(order{Do: do, Proxy: p.address, Conns: gatewayClients}); err != nil {
 		return f, err
 	}
@@ -93,7 +93,7 @@ func (s *stage) turn(p *contender, do string, rate int) (f figures, err error) {
 	if err != nil {
 		return f, err
 	}
-	result, err := s.tell(order{Do: "go", For: gatewayTurn, Rate: rate})
+	result, err := s.tell(order{Do: "go", For: long, Rate: rate})
 	if err != nil {
 		return f, err
 	}

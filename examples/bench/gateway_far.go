@@ -141,7 +141,7 @@ func farEcho(c net.Conn, buf []byte, n int) {
 func hostOf(head []byte) string {
 	_, at, _ := bytes.Cut(head, []byte(" "))
 	at = bytes.TrimPrefix(at, []byte("http://"))
-	if at[0] == '/' { // inside a tunnel
+	if len(at) == 0 || at[0] == '/' { // no request, or one inside a tunnel
 		return ""
 	}
 	if end := bytes.IndexAny(at, ":/ "); end >= 0 {

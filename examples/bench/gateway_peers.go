@@ -118,6 +118,7 @@ func serveReference(args string) error {
 	words := strings.Fields(args)
 	p := goproxy.NewProxyHttpServer()
 	p.Logger = log.New(io.Discard, "", 0)
+	log.SetOutput(io.Discard) // of what upstreams do wrong
 	var next atomic.Uint64
 	turn := func(n int) int { return int(next.Add(1) % uint64(n)) }
 	var ups []*url.URL

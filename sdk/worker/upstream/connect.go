@@ -12,7 +12,10 @@ import (
 	"github.com/dodona-project/dodona/sdk/worker/target"
 )
 
-const maxInformational = 5 // 1xx answers before the one that counts
+const (
+	maxInformational = 5   // 1xx answers before the one that counts
+	answerSize       = 512 // bytes of an answer that are read at once
+)
 
 // connect asks an HTTP proxy for a tunnel. The request is one write: some proxies answer
 // what they have got of it.
@@ -26,7 +29,7 @@ func connect(conn net.Conn, p Proxy, to target.Target) (net.Conn, error) {
 		return conn, err
 	}
 	limited := &limited{conn: conn, left: MaxHeader}
-	r := bufio.NewReader(limited)
+	r := bufio.NewReaderSize(limited, answerSize)
 	for range maxInformational {
 		answer, err := http.ReadResponse(r, &http.Request{Method: http.MethodConnect}) //nolint:bodyclose // to close a body is to read it, and what follows is the tunnel's
 		if err != nil {

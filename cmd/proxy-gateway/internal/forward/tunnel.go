@@ -107,7 +107,11 @@ func (t *tunnel) ended(upstreams bool, err error) {
 // copy copies one direction and passes its end on. writing says that an error is not of
 // the side that is read.
 func (t *tunnel) copy(from, to *stream, count *atomic.Int64) (writing bool, err error) {
-	if writing, err = t.pump(from, to, count); err == nil {
+	writing, err = t.pump(from, to, count)
+	if err == nil && t.half.Swap(true) {
+		return false, nil // both have ended: what closes the connections says so to both sides
+	}
+	if err == nil {
 		writing, err = true, to.closeWrite()
 	}
 	if err != nil {
@@ -115,9 +119,7 @@ func (t *tunnel) copy(from, to *stream, count *atomic.Int64) (writing bool, err 
 		_ = to.Conn.Close()
 		return writing, err
 	}
-	if !t.half.Swap(true) {
-		_ = to.SetReadDeadline(longAgo) // the other direction has less time now
-	}
+	_ = to.SetReadDeadline(longAgo) // the other direction has less time now
 	return false, nil
 }
 

@@ -40,6 +40,30 @@ func tunnelTo(t testing.TB, at string, change func(*forward.Options)) (*gateway,
 	return start(t, change, r), r
 }
 
+// Little at a time, of sizes around those of the buffers, through each kind of proxy:
+// nothing waits for more to come.
+func TestTunnelsPassOnWhatThereIs(t *testing.T) {
+	for _, protocol := range protocols {
+		p := proxytest.Start(t, proxytest.Options{Protocol: protocol, Hosts: map[string]string{"shop.example:443": echo(t)}})
+		g := start(t, func(o *forward.Options) {
+			trust(p)(o)
+			o.Limits.Idle = 40 * time.Second
+		}, through(t, p))
+		conn, in := g.open()
+		for _, size := range []int{1, 511, 512, 513, 1, 1024, 16 << 10, 16<<10 + 1, 512, 512, 1} {
+			sent := make([]byte, size)
+			_, _ = rand.Read(sent)
+			if _, err := conn.Write(sent); err != nil {
+				t.Fatal(err)
+			}
+			got := make([]byte, size)
+			if _, err := io.ReadFull(in, got); err != nil || !bytes.Equal(got, sent) {
+				t.Fatalf("%v: %d bytes do not come back as they are: %v", protocol, size, err)
+			}
+		}
+	}
+}
+
 // Much in both directions at once, through each kind of proxy: it arrives whole, and each
 // direction ends by itself.
 func TestTunnelsCarryMuch(t *testing.T) {
