@@ -111,7 +111,7 @@ func main() {
 	asLoad()                         // nor their clients
 	asReference()                    // nor the forward proxy that is a peer
 	name := flag.String("job", "", "run this job only")
-	file := flag.String("write", "", "write the tables of the jobs that ran to this file")
+	file := flag.String("write", "", "write the tables to this file, when all jobs ran or one that runs only when it is named")
 	flag.Parse()
 	if err := run(*name, *file); err != nil {
 		fmt.Fprintln(os.Stderr, "bench:", err)
@@ -122,11 +122,13 @@ func main() {
 func run(name, file string) error {
 	made := map[string]string{}
 	var names []string
+	keep := name == ""
 	for _, j := range jobs {
 		names = append(names, j.name)
 		if name != j.name && (name != "" || j.alone) {
 			continue
 		}
+		keep = keep || j.alone
 		begin := time.Now()
 		fmt.Printf("%s: %s\n", j.name, j.does)
 		rows, more, err := j.run()
@@ -140,7 +142,7 @@ func run(name, file string) error {
 	if len(made) == 0 {
 		return fmt.Errorf("there is no job %q: known are %s", name, strings.Join(names, ", "))
 	}
-	if file == "" {
+	if file == "" || !keep {
 		return nil
 	}
 	return write(file, made, name == "")
