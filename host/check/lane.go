@@ -321,8 +321,8 @@ func (b *Broker) tallied(g group, now int64) (map[string]Tally, bool) {
 	return t.by, ok && age >= 0 && age < b.o.Rules.Suspect.Milliseconds()
 }
 
-// unprobed adds an alarm for each scope of a Reducer whose tasks wait because no checker
-// that is there has their probe.
+// unprobed adds an alarm for each scope whose tasks wait because no checker that is there
+// has their probe.
 func (b *Broker) unprobed(ctx context.Context, alarms map[group]string) error {
 	return b.o.Store.View(ctx, func(tx store.ReadTx) error {
 		now := tx.Now()
@@ -337,11 +337,14 @@ func (b *Broker) unprobed(ctx context.Context, alarms map[group]string) error {
 		}
 		for _, e := range waiting {
 			g, _ := parseGroup(e.Member)
-			plane, ok := b.o.Planes[g.plane].(Reducer)
-			if !ok {
+			plane := b.o.Planes[g.plane]
+			if plane == nil {
 				continue
 			}
 			how, err := plane.Scope(tx, g.scope)
+			if errors.Is(err, store.ErrDamaged) {
+				continue // sync says so
+			}
 			if err != nil {
 				return err
 			}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -349,4 +350,34 @@ func TestOverdueIsMeasured(t *testing.T) {
 		}
 	}
 	t.Error("there is no dona_check_overdue_seconds")
+}
+
+// An alarm names a probe that no checker has, also of a service, and for as long as it
+// has none; a scope that is damaged keeps no other from being named.
+func TestProbeThatNobodyHas(t *testing.T) {
+	d := newDesk(t)
+	d.fleet.put("web", 1, "a", "b")
+	d.fleet.put("shop", 1, "x")
+	d.fleet.probe("web", "mine", nil)
+	d.look()
+	d.claim(check.Claim{Checker: "host-1", Probes: []string{"http"}})
+	if alarms := d.broker.Alarms(); len(alarms) != 0 {
+		t.Errorf("before anything is late: %q", alarms)
+	}
+	d.advance(rules.Interval + 2*time.Second)
+	d.fleet.damaged = "shop"
+	d.claim(check.Claim{Checker: "host-1", Probes: []string{"http"}})
+	_ = d.broker.Look(context.Background(), false) // says that shop is damaged
+	if alarms := d.broker.Alarms(); len(alarms) != 1 || !strings.Contains(alarms[0], `probe "mine" at BASIC`) {
+		t.Errorf("alarms are %q", alarms)
+	}
+	d.fleet.damaged = ""
+	d.register("out", 10, "mine")
+	if n := len(d.outside("out")); n != 2 {
+		t.Errorf("one that has it gets %d tasks", n)
+	}
+	d.look()
+	if alarms := d.broker.Alarms(); len(alarms) != 0 {
+		t.Errorf("alarms are %q although a checker has it", alarms)
+	}
 }
