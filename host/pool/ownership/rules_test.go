@@ -113,6 +113,12 @@ func TestBind(t *testing.T) {
 	if !ownership.Bind(d, "s", &statev1.SnapshotReference{Version: 3, OwnershipEpoch: 7}, none) || ownership.StateOf(ticket) != ownership.Bound {
 		t.Error("it is not bound to a snapshot without its proxy")
 	}
+	for session, want := range map[string]bool{"s": true, "s2": false} {
+		sent := &statev1.WorkerSnapshots{SessionId: session, Accepted: &statev1.SnapshotReference{Version: 9}}
+		if ownership.Passed(ticket, sent) != want {
+			t.Errorf("bound to session s, it is passed in session %s: %v", session, !want)
+		}
+	}
 	for name, q := range map[string]*statev1.ProxyState{
 		"another worker's":            {Id: "p", Owner: "v", AssignmentEpoch: 2},
 		"the same worker's once more": {Id: "p", Owner: "w", AssignmentEpoch: 3},
