@@ -313,14 +313,18 @@ func (p *Pool) SetRouting(ctx context.Context, actor string, req *controlplanev1
 		if old := state.Routings[req.Routing]; old != nil {
 			next = proto.CloneOf(old)
 		}
-		next.Disabled = !req.Enabled
+		old := switchedRouting(have.config, req.Routing)
+		enabled := req.Enabled
+		if req.KeepEnabled {
+			enabled = old.enabled
+		}
+		next.Disabled = !enabled
 		if len(req.Upstreams) > 0 {
 			next.Upstreams = req.Upstreams
 		}
 		if req.Strategy != "" {
 			next.Strategy, next.StrategyConfig = req.Strategy, req.StrategyConfig
 		}
-		old := switchedRouting(have.config, req.Routing)
 		if state.Routings == nil {
 			state.Routings = map[string]*statev1.RoutingSwitch{}
 		}
@@ -328,7 +332,7 @@ func (p *Pool) SetRouting(ctx context.Context, actor string, req *controlplanev1
 		if old.equal(switchedRouting(switched(have.written, state), req.Routing)) {
 			return nil, nil
 		}
-		return &audit.Entry{Kind: "pool.routing", Actor: actor, Detail: map[string]string{"name": req.Routing, "enabled": strconv.FormatBool(req.Enabled)}}, nil
+		return &audit.Entry{Kind: "pool.routing", Actor: actor, Detail: map[string]string{"name": req.Routing, "enabled": strconv.FormatBool(enabled)}}, nil
 	})
 }
 

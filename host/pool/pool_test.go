@@ -40,6 +40,12 @@ func TestDrainThenExtract(t *testing.T) {
 		t.Fatalf("a proxy in use was extracted, or: %v", err)
 	}
 	x.uses = nil
+	reserved := func(r *controlplanev1.ReportRuntimeRequest) {
+		r.Counters = []*controlplanev1.RuntimeCounter{{ProxyId: ids[0], Reserved: 1, Draining: true}}
+	}
+	if resp := x.report(reserved); len(resp.ReleasedProxyIds) != 0 {
+		t.Fatalf("while a place on it is reserved: %v", resp)
+	}
 	if resp := x.report(); len(resp.ReleasedProxyIds) != 1 {
 		t.Fatalf("unused: %v", resp)
 	}

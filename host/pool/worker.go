@@ -70,6 +70,7 @@ func (p *Pool) Register(ctx context.Context, req *controlplanev1.RegisterWorkerR
 				return err
 			}
 		}
+		resp.SafetyMargin = durationpb.New(have.times.SafetyMargin)
 		if resp.OwnershipEpoch, err = readEpoch(tx); err != nil {
 			return err
 		}

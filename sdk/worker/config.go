@@ -1,6 +1,7 @@
 package worker
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -11,6 +12,7 @@ import (
 
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/protobuf/types/known/durationpb"
 
 	"github.com/dodona-project/dodona/sdk/internal/hosts"
 	"github.com/dodona-project/dodona/sdk/internal/name"
@@ -21,7 +23,7 @@ import (
 const ProtocolVersion = 1
 
 // DefaultSafetyMargin is how long after its snapshot became stale a worker may have
-// things running, where the configuration does not say.
+// things running, where neither the host nor the configuration says.
 const DefaultSafetyMargin = 10 * time.Second
 
 // Config says who a worker is and whom it asks.
@@ -43,7 +45,9 @@ type Config struct {
 	// Dialer replaces how connections are opened; nil = by TCP.
 	Dialer func(ctx context.Context, address string) (net.Conn, error)
 
-	// SafetyMargin is the time between Stale and Ended; 0 = DefaultSafetyMargin.
+	// SafetyMargin is the longest time between Stale and Ended; 0 = what the host says. It
+	// shortens what the host says and never lengthens it: the host gives the proxies to
+	// others then.
 	SafetyMargin time.Duration
 	// Own is where this worker listens itself: no target policy lets anybody there.
 	Own target.Own
@@ -58,6 +62,17 @@ type Config struct {
 	Log *slog.Logger // nil = nowhere
 
 	random func() float64 // in [0, 1), for waits; nil = random
+}
+
+// margin is the time between Stale and Ended, by what a host said, nil = nothing.
+func (c *Config) margin(said *durationpb.Duration) time.Duration {
+	if said.CheckValid() != nil || said.AsDuration() < 0 {
+		return cmp.Or(c.SafetyMargin, DefaultSafetyMargin)
+	}
+	if c.SafetyMargin > 0 {
+		return min(c.SafetyMargin, said.AsDuration())
+	}
+	return said.AsDuration()
 }
 
 // fill checks a configuration and sets what it leaves out.
@@ -85,9 +100,6 @@ func (c *Config) fill() (addresses []string, err error) {
 	}
 	if c.SafetyMargin < 0 {
 		wrong = append(wrong, fmt.Errorf("safety margin is %v: allowed is 0 or more", c.SafetyMargin))
-	}
-	if c.SafetyMargin == 0 {
-		c.SafetyMargin = DefaultSafetyMargin
 	}
 	if c.Credentials == nil {
 		c.Credentials = insecure.NewCredentials()

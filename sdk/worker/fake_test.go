@@ -78,6 +78,8 @@ type plane struct {
 	spoil  func(*controlplanev1.SnapshotUpdate) // before it is sent
 	revoke []string
 	stamp  func() time.Time // the host's clock
+
+	safety *durationpb.Duration // what it says of the margin; nil = nothing
 }
 
 func newPlane() *plane {
@@ -136,7 +138,7 @@ func (s *server) RegisterWorker(_ context.Context, r *controlplanev1.RegisterWor
 	s.expires = time.Now().Add(ttl)
 	return &controlplanev1.RegisterWorkerResponse{
 		SessionId: s.session, OwnershipEpoch: s.epoch, MaxStaleAge: durationpb.New(maxStale), SessionTtl: durationpb.New(ttl),
-		RuntimeInterval: durationpb.New(interval), MaxRuntimeCounters: 4096, MaxOutcomeBatch: 512, ProtocolVersion: worker.ProtocolVersion,
+		RuntimeInterval: durationpb.New(interval), MaxRuntimeCounters: 4096, MaxOutcomeBatch: 512, ProtocolVersion: worker.ProtocolVersion, SafetyMargin: s.safety,
 	}, nil
 }
 

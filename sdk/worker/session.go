@@ -139,6 +139,7 @@ func (w *Worker) register(ctx context.Context, avoid int) (*session, *host, erro
 		s.batch = int(min(n, maxBatch))
 	}
 	w.maxStale.Store(int64(or(a.GetMaxStaleAge().AsDuration(), defaultMaxStale)))
+	w.margin.Store(int64(w.config.margin(a.GetSafetyMargin())))
 	signal(w.aged)
 	return s, h, nil
 }

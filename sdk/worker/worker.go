@@ -44,6 +44,7 @@ type Worker struct {
 	slots slots
 
 	maxStale atomic.Int64 // nanoseconds, as the last registration had it
+	margin   atomic.Int64 // between Stale and Ended
 	draining atomic.Bool
 	aged     chan struct{} // a View was swapped in: its times are new
 	idle     chan struct{} // a report is worth sending now
@@ -71,6 +72,7 @@ func New(config Config) (*Worker, error) {
 		aged: make(chan struct{}, 1), idle: make(chan struct{}, 1)}
 	w.outcomes.more = make(chan struct{}, 1)
 	w.maxStale.Store(int64(defaultMaxStale))
+	w.margin.Store(int64(config.margin(nil)))
 	for i, a := range addresses {
 		conn, err := link.New(a, link.Options{Credentials: config.Credentials, Dialer: config.Dialer})
 		if err != nil {
@@ -109,7 +111,7 @@ func (w *Worker) stateAt(now int64) (State, int64) {
 		return Starting, never
 	}
 	stale := max(v.received+w.maxStale.Load(), v.until)
-	ended := stale + int64(w.config.SafetyMargin)
+	ended := stale + w.margin.Load()
 	switch {
 	case now < v.until:
 		return Serving, v.until

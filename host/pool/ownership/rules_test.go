@@ -3,6 +3,7 @@ package ownership_test
 import (
 	"testing"
 
+	controlplanev1 "github.com/dodona-project/dodona/proto/controlplane/v1"
 	statev1 "github.com/dodona-project/dodona/proto/state/v1"
 	"google.golang.org/protobuf/proto"
 
@@ -112,6 +113,12 @@ func TestBind(t *testing.T) {
 	if !ownership.Bind(d, "s", &statev1.SnapshotReference{Version: 3, OwnershipEpoch: 7}, none) || ownership.StateOf(ticket) != ownership.Bound {
 		t.Error("it is not bound to a snapshot without its proxy")
 	}
+	for session, want := range map[string]bool{"s": true, "s2": false} {
+		sent := &statev1.WorkerSnapshots{SessionId: session, Accepted: &statev1.SnapshotReference{Version: 9}}
+		if ownership.Passed(ticket, sent) != want {
+			t.Errorf("bound to session s, it is passed in session %s: %v", session, !want)
+		}
+	}
 	for name, q := range map[string]*statev1.ProxyState{
 		"another worker's":            {Id: "p", Owner: "v", AssignmentEpoch: 2},
 		"the same worker's once more": {Id: "p", Owner: "w", AssignmentEpoch: 3},
@@ -122,5 +129,23 @@ func TestBind(t *testing.T) {
 	}
 	if !ownership.Release(p, "w", ticket, ownership.Released) || p.Owner != "" {
 		t.Error("it is not released")
+	}
+}
+
+// TestVisible: a worker's view has what it owns, as long as that may be used and is not
+// being taken from it.
+func TestVisible(t *testing.T) {
+	const now = 1000
+	p := &statev1.ProxyState{Id: "p", State: ownership.Available, Owner: "w", UsableMs: now + 1}
+	if !ownership.Visible(p, "w", false, now) {
+		t.Error("what it owns is not in its view")
+	}
+	if ownership.Visible(p, "w", false, now+1) || ownership.Visible(p, "w", true, now) || ownership.Visible(p, "v", false, now) {
+		t.Error("what is over, drained or another's is in its view")
+	}
+	for _, s := range []controlplanev1.ProxyStatus_State{ownership.New, ownership.Extracted, ownership.Expired} {
+		if p.State = s; ownership.Visible(p, "w", false, now) {
+			t.Errorf("one that is %s is in its view", s)
+		}
 	}
 }

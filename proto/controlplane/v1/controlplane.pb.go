@@ -732,8 +732,10 @@ type RegisterWorkerResponse struct {
 	MaxRuntimeCounters uint32                 `protobuf:"varint,6,opt,name=max_runtime_counters,json=maxRuntimeCounters,proto3" json:"max_runtime_counters,omitempty"`
 	MaxOutcomeBatch    uint32                 `protobuf:"varint,7,opt,name=max_outcome_batch,json=maxOutcomeBatch,proto3" json:"max_outcome_batch,omitempty"` // min(512, max_runtime_counters)
 	ProtocolVersion    uint32                 `protobuf:"varint,8,opt,name=protocol_version,json=protocolVersion,proto3" json:"protocol_version,omitempty"`
-	unknownFields      protoimpl.UnknownFields
-	sizeCache          protoimpl.SizeCache
+	// How long after max_stale_age a worker may have things running; absent = 10 s.
+	SafetyMargin  *durationpb.Duration `protobuf:"bytes,9,opt,name=safety_margin,json=safetyMargin,proto3" json:"safety_margin,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *RegisterWorkerResponse) Reset() {
@@ -820,6 +822,13 @@ func (x *RegisterWorkerResponse) GetProtocolVersion() uint32 {
 		return x.ProtocolVersion
 	}
 	return 0
+}
+
+func (x *RegisterWorkerResponse) GetSafetyMargin() *durationpb.Duration {
+	if x != nil {
+		return x.SafetyMargin
+	}
+	return nil
 }
 
 type WatchSnapshotsRequest struct {
@@ -3620,6 +3629,7 @@ type SetRoutingRequest struct {
 	Upstreams      []*UpstreamRef         `protobuf:"bytes,3,rep,name=upstreams,proto3" json:"upstreams,omitempty"` // empty = unchanged
 	Strategy       string                 `protobuf:"bytes,4,opt,name=strategy,proto3" json:"strategy,omitempty"`   // empty = unchanged
 	StrategyConfig *structpb.Struct       `protobuf:"bytes,5,opt,name=strategy_config,json=strategyConfig,proto3" json:"strategy_config,omitempty"`
+	KeepEnabled    bool                   `protobuf:"varint,6,opt,name=keep_enabled,json=keepEnabled,proto3" json:"keep_enabled,omitempty"` // enabled is not looked at: it stays as it is
 	unknownFields  protoimpl.UnknownFields
 	sizeCache      protoimpl.SizeCache
 }
@@ -3687,6 +3697,13 @@ func (x *SetRoutingRequest) GetStrategyConfig() *structpb.Struct {
 		return x.StrategyConfig
 	}
 	return nil
+}
+
+func (x *SetRoutingRequest) GetKeepEnabled() bool {
+	if x != nil {
+		return x.KeepEnabled
+	}
+	return false
 }
 
 type ImportProxiesRequest struct {
@@ -4735,7 +4752,7 @@ const file_controlplane_v1_controlplane_proto_rawDesc = "" +
 	"\x04zone\x18\x04 \x01(\tR\x04zone\x12<\n" +
 	"\x1asupported_protocol_version\x18\x05 \x01(\rR\x18supportedProtocolVersion\x12'\n" +
 	"\x0fmax_connections\x18\x06 \x01(\rR\x0emaxConnections\x12\x14\n" +
-	"\x05build\x18\a \x01(\tR\x05build\"\xaa\x03\n" +
+	"\x05build\x18\a \x01(\tR\x05build\"\xea\x03\n" +
 	"\x16RegisterWorkerResponse\x12\x1d\n" +
 	"\n" +
 	"session_id\x18\x01 \x01(\tR\tsessionId\x12'\n" +
@@ -4746,7 +4763,8 @@ const file_controlplane_v1_controlplane_proto_rawDesc = "" +
 	"\x10runtime_interval\x18\x05 \x01(\v2\x19.google.protobuf.DurationR\x0fruntimeInterval\x120\n" +
 	"\x14max_runtime_counters\x18\x06 \x01(\rR\x12maxRuntimeCounters\x12*\n" +
 	"\x11max_outcome_batch\x18\a \x01(\rR\x0fmaxOutcomeBatch\x12)\n" +
-	"\x10protocol_version\x18\b \x01(\rR\x0fprotocolVersion\"\xf0\x01\n" +
+	"\x10protocol_version\x18\b \x01(\rR\x0fprotocolVersion\x12>\n" +
+	"\rsafety_margin\x18\t \x01(\v2\x19.google.protobuf.DurationR\fsafetyMargin\"\xf0\x01\n" +
 	"\x15WatchSnapshotsRequest\x12\x1b\n" +
 	"\tworker_id\x18\x01 \x01(\tR\bworkerId\x12\x1d\n" +
 	"\n" +
@@ -5031,13 +5049,14 @@ const file_controlplane_v1_controlplane_proto_rawDesc = "" +
 	"\brevision\x18\x01 \x01(\x04R\brevision\"Q\n" +
 	"\x19SetUpstreamEnabledRequest\x12\x1a\n" +
 	"\bupstream\x18\x01 \x01(\tR\bupstream\x12\x18\n" +
-	"\aenabled\x18\x02 \x01(\bR\aenabled\"\xe1\x01\n" +
+	"\aenabled\x18\x02 \x01(\bR\aenabled\"\x84\x02\n" +
 	"\x11SetRoutingRequest\x12\x18\n" +
 	"\arouting\x18\x01 \x01(\tR\arouting\x12\x18\n" +
 	"\aenabled\x18\x02 \x01(\bR\aenabled\x12:\n" +
 	"\tupstreams\x18\x03 \x03(\v2\x1c.controlplane.v1.UpstreamRefR\tupstreams\x12\x1a\n" +
 	"\bstrategy\x18\x04 \x01(\tR\bstrategy\x12@\n" +
-	"\x0fstrategy_config\x18\x05 \x01(\v2\x17.google.protobuf.StructR\x0estrategyConfig\"s\n" +
+	"\x0fstrategy_config\x18\x05 \x01(\v2\x17.google.protobuf.StructR\x0estrategyConfig\x12!\n" +
+	"\fkeep_enabled\x18\x06 \x01(\bR\vkeepEnabled\"s\n" +
 	"\x14ImportProxiesRequest\x12\x1a\n" +
 	"\bupstream\x18\x01 \x01(\tR\bupstream\x12\x12\n" +
 	"\x04list\x18\x02 \x01(\tR\x04list\x12+\n" +
@@ -5292,116 +5311,117 @@ var file_controlplane_v1_controlplane_proto_depIdxs = []int32{
 	70, // 0: controlplane.v1.RegisterWorkerResponse.max_stale_age:type_name -> google.protobuf.Duration
 	70, // 1: controlplane.v1.RegisterWorkerResponse.session_ttl:type_name -> google.protobuf.Duration
 	70, // 2: controlplane.v1.RegisterWorkerResponse.runtime_interval:type_name -> google.protobuf.Duration
-	15, // 3: controlplane.v1.SnapshotUpdate.full:type_name -> controlplane.v1.WorkerSnapshot
-	16, // 4: controlplane.v1.SnapshotUpdate.delta:type_name -> controlplane.v1.SnapshotDelta
-	71, // 5: controlplane.v1.WorkerSnapshot.generated_at:type_name -> google.protobuf.Timestamp
-	71, // 6: controlplane.v1.WorkerSnapshot.valid_until:type_name -> google.protobuf.Timestamp
-	17, // 7: controlplane.v1.WorkerSnapshot.routings:type_name -> controlplane.v1.Routing
-	22, // 8: controlplane.v1.WorkerSnapshot.proxies:type_name -> controlplane.v1.Proxy
-	24, // 9: controlplane.v1.WorkerSnapshot.credentials:type_name -> controlplane.v1.Credential
-	71, // 10: controlplane.v1.SnapshotDelta.generated_at:type_name -> google.protobuf.Timestamp
-	71, // 11: controlplane.v1.SnapshotDelta.valid_until:type_name -> google.protobuf.Timestamp
-	17, // 12: controlplane.v1.SnapshotDelta.routings:type_name -> controlplane.v1.Routing
-	22, // 13: controlplane.v1.SnapshotDelta.upsert_proxies:type_name -> controlplane.v1.Proxy
-	24, // 14: controlplane.v1.SnapshotDelta.upsert_credentials:type_name -> controlplane.v1.Credential
-	23, // 15: controlplane.v1.SnapshotDelta.removed_credentials:type_name -> controlplane.v1.CredentialRef
-	18, // 16: controlplane.v1.Routing.match:type_name -> controlplane.v1.RoutingMatch
-	19, // 17: controlplane.v1.Routing.upstreams:type_name -> controlplane.v1.UpstreamRef
-	72, // 18: controlplane.v1.Routing.plan:type_name -> dona.v1.Plan
-	0,  // 19: controlplane.v1.Routing.on_unavailable:type_name -> controlplane.v1.OnUnavailable
-	70, // 20: controlplane.v1.Routing.wait_timeout:type_name -> google.protobuf.Duration
-	20, // 21: controlplane.v1.Routing.target_policy:type_name -> controlplane.v1.TargetPolicy
-	1,  // 22: controlplane.v1.Routing.resolve:type_name -> controlplane.v1.Resolve
-	21, // 23: controlplane.v1.Routing.stickiness:type_name -> controlplane.v1.Stickiness
-	5,  // 24: controlplane.v1.Stickiness.mode:type_name -> controlplane.v1.Stickiness.Mode
-	70, // 25: controlplane.v1.Stickiness.ttl:type_name -> google.protobuf.Duration
-	70, // 26: controlplane.v1.Stickiness.idle:type_name -> google.protobuf.Duration
-	6,  // 27: controlplane.v1.Proxy.protocol:type_name -> controlplane.v1.Proxy.Protocol
-	71, // 28: controlplane.v1.Proxy.expires_at:type_name -> google.protobuf.Timestamp
-	71, // 29: controlplane.v1.Proxy.usable_until:type_name -> google.protobuf.Timestamp
-	2,  // 30: controlplane.v1.Proxy.health:type_name -> controlplane.v1.Health
-	67, // 31: controlplane.v1.Proxy.labels:type_name -> controlplane.v1.Proxy.LabelsEntry
-	71, // 32: controlplane.v1.ReportRuntimeRequest.observed_at:type_name -> google.protobuf.Timestamp
-	28, // 33: controlplane.v1.ReportRuntimeRequest.counters:type_name -> controlplane.v1.RuntimeCounter
-	31, // 34: controlplane.v1.OutcomeBatch.outcomes:type_name -> controlplane.v1.Outcome
-	7,  // 35: controlplane.v1.Outcome.stage:type_name -> controlplane.v1.Outcome.Stage
-	3,  // 36: controlplane.v1.Outcome.error_class:type_name -> controlplane.v1.ErrorClass
-	4,  // 37: controlplane.v1.RegisterCheckerRequest.levels:type_name -> controlplane.v1.CheckLevel
-	36, // 38: controlplane.v1.RegisterCheckerRequest.probes:type_name -> controlplane.v1.ProbePlugin
-	4,  // 39: controlplane.v1.StreamCheckTasksRequest.levels:type_name -> controlplane.v1.CheckLevel
-	4,  // 40: controlplane.v1.CheckTask.level:type_name -> controlplane.v1.CheckLevel
-	22, // 41: controlplane.v1.CheckTask.proxy:type_name -> controlplane.v1.Proxy
-	24, // 42: controlplane.v1.CheckTask.credential:type_name -> controlplane.v1.Credential
-	71, // 43: controlplane.v1.CheckTask.deadline:type_name -> google.protobuf.Timestamp
-	70, // 44: controlplane.v1.CheckTask.timeout:type_name -> google.protobuf.Duration
-	73, // 45: controlplane.v1.CheckTask.probe_config:type_name -> google.protobuf.Struct
-	41, // 46: controlplane.v1.ReportObservationsRequest.observations:type_name -> controlplane.v1.HealthObservation
-	4,  // 47: controlplane.v1.HealthObservation.level:type_name -> controlplane.v1.CheckLevel
-	8,  // 48: controlplane.v1.HealthObservation.result:type_name -> controlplane.v1.HealthObservation.Result
-	3,  // 49: controlplane.v1.HealthObservation.error_class:type_name -> controlplane.v1.ErrorClass
-	71, // 50: controlplane.v1.HealthObservation.observed_at:type_name -> google.protobuf.Timestamp
-	43, // 51: controlplane.v1.ReportObservationsResponse.receipts:type_name -> controlplane.v1.ObservationReceipt
-	19, // 52: controlplane.v1.SetRoutingRequest.upstreams:type_name -> controlplane.v1.UpstreamRef
-	73, // 53: controlplane.v1.SetRoutingRequest.strategy_config:type_name -> google.protobuf.Struct
-	70, // 54: controlplane.v1.ImportProxiesRequest.ttl:type_name -> google.protobuf.Duration
-	55, // 55: controlplane.v1.ListProxiesResponse.proxies:type_name -> controlplane.v1.ProxyStatus
-	22, // 56: controlplane.v1.ProxyStatus.proxy:type_name -> controlplane.v1.Proxy
-	9,  // 57: controlplane.v1.ProxyStatus.state:type_name -> controlplane.v1.ProxyStatus.State
-	71, // 58: controlplane.v1.ProxyStatus.last_checked_at:type_name -> google.protobuf.Timestamp
-	58, // 59: controlplane.v1.ListWorkersResponse.workers:type_name -> controlplane.v1.WorkerStatus
-	71, // 60: controlplane.v1.WorkerStatus.session_expires_at:type_name -> google.protobuf.Timestamp
-	10, // 61: controlplane.v1.DrainTicket.state:type_name -> controlplane.v1.DrainTicket.State
-	6,  // 62: controlplane.v1.ExtractRequest.protocol:type_name -> controlplane.v1.Proxy.Protocol
-	70, // 63: controlplane.v1.ExtractRequest.min_remaining:type_name -> google.protobuf.Duration
-	68, // 64: controlplane.v1.ExtractRequest.labels:type_name -> controlplane.v1.ExtractRequest.LabelsEntry
-	63, // 65: controlplane.v1.ExtractResponse.proxies:type_name -> controlplane.v1.ExtractedProxy
-	22, // 66: controlplane.v1.ExtractedProxy.proxy:type_name -> controlplane.v1.Proxy
-	24, // 67: controlplane.v1.ExtractedProxy.credential:type_name -> controlplane.v1.Credential
-	66, // 68: controlplane.v1.GetAvailabilityResponse.upstreams:type_name -> controlplane.v1.UpstreamAvailability
-	69, // 69: controlplane.v1.UpstreamAvailability.by_state:type_name -> controlplane.v1.UpstreamAvailability.ByStateEntry
-	11, // 70: controlplane.v1.WorkerControlPlane.RegisterWorker:input_type -> controlplane.v1.RegisterWorkerRequest
-	13, // 71: controlplane.v1.WorkerControlPlane.WatchSnapshots:input_type -> controlplane.v1.WatchSnapshotsRequest
-	25, // 72: controlplane.v1.WorkerControlPlane.AcknowledgeSnapshot:input_type -> controlplane.v1.AcknowledgeSnapshotRequest
-	27, // 73: controlplane.v1.WorkerControlPlane.ReportRuntime:input_type -> controlplane.v1.ReportRuntimeRequest
-	30, // 74: controlplane.v1.WorkerControlPlane.ReportOutcomes:input_type -> controlplane.v1.OutcomeBatch
-	33, // 75: controlplane.v1.WorkerControlPlane.AcknowledgeDrain:input_type -> controlplane.v1.AcknowledgeDrainRequest
-	35, // 76: controlplane.v1.CheckerControlPlane.RegisterChecker:input_type -> controlplane.v1.RegisterCheckerRequest
-	38, // 77: controlplane.v1.CheckerControlPlane.StreamCheckTasks:input_type -> controlplane.v1.StreamCheckTasksRequest
-	40, // 78: controlplane.v1.CheckerControlPlane.ReportObservations:input_type -> controlplane.v1.ReportObservationsRequest
-	44, // 79: controlplane.v1.PoolAdmin.PublishConfig:input_type -> controlplane.v1.PublishConfigRequest
-	46, // 80: controlplane.v1.PoolAdmin.GetConfig:input_type -> controlplane.v1.GetConfigRequest
-	49, // 81: controlplane.v1.PoolAdmin.SetUpstreamEnabled:input_type -> controlplane.v1.SetUpstreamEnabledRequest
-	50, // 82: controlplane.v1.PoolAdmin.SetRouting:input_type -> controlplane.v1.SetRoutingRequest
-	51, // 83: controlplane.v1.PoolAdmin.ImportProxies:input_type -> controlplane.v1.ImportProxiesRequest
-	53, // 84: controlplane.v1.PoolAdmin.ListProxies:input_type -> controlplane.v1.ListProxiesRequest
-	56, // 85: controlplane.v1.PoolAdmin.ListWorkers:input_type -> controlplane.v1.ListWorkersRequest
-	59, // 86: controlplane.v1.PoolAdmin.BeginDrain:input_type -> controlplane.v1.BeginDrainRequest
-	61, // 87: controlplane.v1.PoolAdmin.Extract:input_type -> controlplane.v1.ExtractRequest
-	64, // 88: controlplane.v1.PoolAdmin.GetAvailability:input_type -> controlplane.v1.GetAvailabilityRequest
-	12, // 89: controlplane.v1.WorkerControlPlane.RegisterWorker:output_type -> controlplane.v1.RegisterWorkerResponse
-	14, // 90: controlplane.v1.WorkerControlPlane.WatchSnapshots:output_type -> controlplane.v1.SnapshotUpdate
-	26, // 91: controlplane.v1.WorkerControlPlane.AcknowledgeSnapshot:output_type -> controlplane.v1.AcknowledgeSnapshotResponse
-	29, // 92: controlplane.v1.WorkerControlPlane.ReportRuntime:output_type -> controlplane.v1.ReportRuntimeResponse
-	32, // 93: controlplane.v1.WorkerControlPlane.ReportOutcomes:output_type -> controlplane.v1.ReportOutcomesResponse
-	34, // 94: controlplane.v1.WorkerControlPlane.AcknowledgeDrain:output_type -> controlplane.v1.AcknowledgeDrainResponse
-	37, // 95: controlplane.v1.CheckerControlPlane.RegisterChecker:output_type -> controlplane.v1.RegisterCheckerResponse
-	39, // 96: controlplane.v1.CheckerControlPlane.StreamCheckTasks:output_type -> controlplane.v1.CheckTask
-	42, // 97: controlplane.v1.CheckerControlPlane.ReportObservations:output_type -> controlplane.v1.ReportObservationsResponse
-	45, // 98: controlplane.v1.PoolAdmin.PublishConfig:output_type -> controlplane.v1.PublishConfigResponse
-	47, // 99: controlplane.v1.PoolAdmin.GetConfig:output_type -> controlplane.v1.GetConfigResponse
-	48, // 100: controlplane.v1.PoolAdmin.SetUpstreamEnabled:output_type -> controlplane.v1.PoolRevision
-	48, // 101: controlplane.v1.PoolAdmin.SetRouting:output_type -> controlplane.v1.PoolRevision
-	52, // 102: controlplane.v1.PoolAdmin.ImportProxies:output_type -> controlplane.v1.ImportProxiesResponse
-	54, // 103: controlplane.v1.PoolAdmin.ListProxies:output_type -> controlplane.v1.ListProxiesResponse
-	57, // 104: controlplane.v1.PoolAdmin.ListWorkers:output_type -> controlplane.v1.ListWorkersResponse
-	60, // 105: controlplane.v1.PoolAdmin.BeginDrain:output_type -> controlplane.v1.DrainTicket
-	62, // 106: controlplane.v1.PoolAdmin.Extract:output_type -> controlplane.v1.ExtractResponse
-	65, // 107: controlplane.v1.PoolAdmin.GetAvailability:output_type -> controlplane.v1.GetAvailabilityResponse
-	89, // [89:108] is the sub-list for method output_type
-	70, // [70:89] is the sub-list for method input_type
-	70, // [70:70] is the sub-list for extension type_name
-	70, // [70:70] is the sub-list for extension extendee
-	0,  // [0:70] is the sub-list for field type_name
+	70, // 3: controlplane.v1.RegisterWorkerResponse.safety_margin:type_name -> google.protobuf.Duration
+	15, // 4: controlplane.v1.SnapshotUpdate.full:type_name -> controlplane.v1.WorkerSnapshot
+	16, // 5: controlplane.v1.SnapshotUpdate.delta:type_name -> controlplane.v1.SnapshotDelta
+	71, // 6: controlplane.v1.WorkerSnapshot.generated_at:type_name -> google.protobuf.Timestamp
+	71, // 7: controlplane.v1.WorkerSnapshot.valid_until:type_name -> google.protobuf.Timestamp
+	17, // 8: controlplane.v1.WorkerSnapshot.routings:type_name -> controlplane.v1.Routing
+	22, // 9: controlplane.v1.WorkerSnapshot.proxies:type_name -> controlplane.v1.Proxy
+	24, // 10: controlplane.v1.WorkerSnapshot.credentials:type_name -> controlplane.v1.Credential
+	71, // 11: controlplane.v1.SnapshotDelta.generated_at:type_name -> google.protobuf.Timestamp
+	71, // 12: controlplane.v1.SnapshotDelta.valid_until:type_name -> google.protobuf.Timestamp
+	17, // 13: controlplane.v1.SnapshotDelta.routings:type_name -> controlplane.v1.Routing
+	22, // 14: controlplane.v1.SnapshotDelta.upsert_proxies:type_name -> controlplane.v1.Proxy
+	24, // 15: controlplane.v1.SnapshotDelta.upsert_credentials:type_name -> controlplane.v1.Credential
+	23, // 16: controlplane.v1.SnapshotDelta.removed_credentials:type_name -> controlplane.v1.CredentialRef
+	18, // 17: controlplane.v1.Routing.match:type_name -> controlplane.v1.RoutingMatch
+	19, // 18: controlplane.v1.Routing.upstreams:type_name -> controlplane.v1.UpstreamRef
+	72, // 19: controlplane.v1.Routing.plan:type_name -> dona.v1.Plan
+	0,  // 20: controlplane.v1.Routing.on_unavailable:type_name -> controlplane.v1.OnUnavailable
+	70, // 21: controlplane.v1.Routing.wait_timeout:type_name -> google.protobuf.Duration
+	20, // 22: controlplane.v1.Routing.target_policy:type_name -> controlplane.v1.TargetPolicy
+	1,  // 23: controlplane.v1.Routing.resolve:type_name -> controlplane.v1.Resolve
+	21, // 24: controlplane.v1.Routing.stickiness:type_name -> controlplane.v1.Stickiness
+	5,  // 25: controlplane.v1.Stickiness.mode:type_name -> controlplane.v1.Stickiness.Mode
+	70, // 26: controlplane.v1.Stickiness.ttl:type_name -> google.protobuf.Duration
+	70, // 27: controlplane.v1.Stickiness.idle:type_name -> google.protobuf.Duration
+	6,  // 28: controlplane.v1.Proxy.protocol:type_name -> controlplane.v1.Proxy.Protocol
+	71, // 29: controlplane.v1.Proxy.expires_at:type_name -> google.protobuf.Timestamp
+	71, // 30: controlplane.v1.Proxy.usable_until:type_name -> google.protobuf.Timestamp
+	2,  // 31: controlplane.v1.Proxy.health:type_name -> controlplane.v1.Health
+	67, // 32: controlplane.v1.Proxy.labels:type_name -> controlplane.v1.Proxy.LabelsEntry
+	71, // 33: controlplane.v1.ReportRuntimeRequest.observed_at:type_name -> google.protobuf.Timestamp
+	28, // 34: controlplane.v1.ReportRuntimeRequest.counters:type_name -> controlplane.v1.RuntimeCounter
+	31, // 35: controlplane.v1.OutcomeBatch.outcomes:type_name -> controlplane.v1.Outcome
+	7,  // 36: controlplane.v1.Outcome.stage:type_name -> controlplane.v1.Outcome.Stage
+	3,  // 37: controlplane.v1.Outcome.error_class:type_name -> controlplane.v1.ErrorClass
+	4,  // 38: controlplane.v1.RegisterCheckerRequest.levels:type_name -> controlplane.v1.CheckLevel
+	36, // 39: controlplane.v1.RegisterCheckerRequest.probes:type_name -> controlplane.v1.ProbePlugin
+	4,  // 40: controlplane.v1.StreamCheckTasksRequest.levels:type_name -> controlplane.v1.CheckLevel
+	4,  // 41: controlplane.v1.CheckTask.level:type_name -> controlplane.v1.CheckLevel
+	22, // 42: controlplane.v1.CheckTask.proxy:type_name -> controlplane.v1.Proxy
+	24, // 43: controlplane.v1.CheckTask.credential:type_name -> controlplane.v1.Credential
+	71, // 44: controlplane.v1.CheckTask.deadline:type_name -> google.protobuf.Timestamp
+	70, // 45: controlplane.v1.CheckTask.timeout:type_name -> google.protobuf.Duration
+	73, // 46: controlplane.v1.CheckTask.probe_config:type_name -> google.protobuf.Struct
+	41, // 47: controlplane.v1.ReportObservationsRequest.observations:type_name -> controlplane.v1.HealthObservation
+	4,  // 48: controlplane.v1.HealthObservation.level:type_name -> controlplane.v1.CheckLevel
+	8,  // 49: controlplane.v1.HealthObservation.result:type_name -> controlplane.v1.HealthObservation.Result
+	3,  // 50: controlplane.v1.HealthObservation.error_class:type_name -> controlplane.v1.ErrorClass
+	71, // 51: controlplane.v1.HealthObservation.observed_at:type_name -> google.protobuf.Timestamp
+	43, // 52: controlplane.v1.ReportObservationsResponse.receipts:type_name -> controlplane.v1.ObservationReceipt
+	19, // 53: controlplane.v1.SetRoutingRequest.upstreams:type_name -> controlplane.v1.UpstreamRef
+	73, // 54: controlplane.v1.SetRoutingRequest.strategy_config:type_name -> google.protobuf.Struct
+	70, // 55: controlplane.v1.ImportProxiesRequest.ttl:type_name -> google.protobuf.Duration
+	55, // 56: controlplane.v1.ListProxiesResponse.proxies:type_name -> controlplane.v1.ProxyStatus
+	22, // 57: controlplane.v1.ProxyStatus.proxy:type_name -> controlplane.v1.Proxy
+	9,  // 58: controlplane.v1.ProxyStatus.state:type_name -> controlplane.v1.ProxyStatus.State
+	71, // 59: controlplane.v1.ProxyStatus.last_checked_at:type_name -> google.protobuf.Timestamp
+	58, // 60: controlplane.v1.ListWorkersResponse.workers:type_name -> controlplane.v1.WorkerStatus
+	71, // 61: controlplane.v1.WorkerStatus.session_expires_at:type_name -> google.protobuf.Timestamp
+	10, // 62: controlplane.v1.DrainTicket.state:type_name -> controlplane.v1.DrainTicket.State
+	6,  // 63: controlplane.v1.ExtractRequest.protocol:type_name -> controlplane.v1.Proxy.Protocol
+	70, // 64: controlplane.v1.ExtractRequest.min_remaining:type_name -> google.protobuf.Duration
+	68, // 65: controlplane.v1.ExtractRequest.labels:type_name -> controlplane.v1.ExtractRequest.LabelsEntry
+	63, // 66: controlplane.v1.ExtractResponse.proxies:type_name -> controlplane.v1.ExtractedProxy
+	22, // 67: controlplane.v1.ExtractedProxy.proxy:type_name -> controlplane.v1.Proxy
+	24, // 68: controlplane.v1.ExtractedProxy.credential:type_name -> controlplane.v1.Credential
+	66, // 69: controlplane.v1.GetAvailabilityResponse.upstreams:type_name -> controlplane.v1.UpstreamAvailability
+	69, // 70: controlplane.v1.UpstreamAvailability.by_state:type_name -> controlplane.v1.UpstreamAvailability.ByStateEntry
+	11, // 71: controlplane.v1.WorkerControlPlane.RegisterWorker:input_type -> controlplane.v1.RegisterWorkerRequest
+	13, // 72: controlplane.v1.WorkerControlPlane.WatchSnapshots:input_type -> controlplane.v1.WatchSnapshotsRequest
+	25, // 73: controlplane.v1.WorkerControlPlane.AcknowledgeSnapshot:input_type -> controlplane.v1.AcknowledgeSnapshotRequest
+	27, // 74: controlplane.v1.WorkerControlPlane.ReportRuntime:input_type -> controlplane.v1.ReportRuntimeRequest
+	30, // 75: controlplane.v1.WorkerControlPlane.ReportOutcomes:input_type -> controlplane.v1.OutcomeBatch
+	33, // 76: controlplane.v1.WorkerControlPlane.AcknowledgeDrain:input_type -> controlplane.v1.AcknowledgeDrainRequest
+	35, // 77: controlplane.v1.CheckerControlPlane.RegisterChecker:input_type -> controlplane.v1.RegisterCheckerRequest
+	38, // 78: controlplane.v1.CheckerControlPlane.StreamCheckTasks:input_type -> controlplane.v1.StreamCheckTasksRequest
+	40, // 79: controlplane.v1.CheckerControlPlane.ReportObservations:input_type -> controlplane.v1.ReportObservationsRequest
+	44, // 80: controlplane.v1.PoolAdmin.PublishConfig:input_type -> controlplane.v1.PublishConfigRequest
+	46, // 81: controlplane.v1.PoolAdmin.GetConfig:input_type -> controlplane.v1.GetConfigRequest
+	49, // 82: controlplane.v1.PoolAdmin.SetUpstreamEnabled:input_type -> controlplane.v1.SetUpstreamEnabledRequest
+	50, // 83: controlplane.v1.PoolAdmin.SetRouting:input_type -> controlplane.v1.SetRoutingRequest
+	51, // 84: controlplane.v1.PoolAdmin.ImportProxies:input_type -> controlplane.v1.ImportProxiesRequest
+	53, // 85: controlplane.v1.PoolAdmin.ListProxies:input_type -> controlplane.v1.ListProxiesRequest
+	56, // 86: controlplane.v1.PoolAdmin.ListWorkers:input_type -> controlplane.v1.ListWorkersRequest
+	59, // 87: controlplane.v1.PoolAdmin.BeginDrain:input_type -> controlplane.v1.BeginDrainRequest
+	61, // 88: controlplane.v1.PoolAdmin.Extract:input_type -> controlplane.v1.ExtractRequest
+	64, // 89: controlplane.v1.PoolAdmin.GetAvailability:input_type -> controlplane.v1.GetAvailabilityRequest
+	12, // 90: controlplane.v1.WorkerControlPlane.RegisterWorker:output_type -> controlplane.v1.RegisterWorkerResponse
+	14, // 91: controlplane.v1.WorkerControlPlane.WatchSnapshots:output_type -> controlplane.v1.SnapshotUpdate
+	26, // 92: controlplane.v1.WorkerControlPlane.AcknowledgeSnapshot:output_type -> controlplane.v1.AcknowledgeSnapshotResponse
+	29, // 93: controlplane.v1.WorkerControlPlane.ReportRuntime:output_type -> controlplane.v1.ReportRuntimeResponse
+	32, // 94: controlplane.v1.WorkerControlPlane.ReportOutcomes:output_type -> controlplane.v1.ReportOutcomesResponse
+	34, // 95: controlplane.v1.WorkerControlPlane.AcknowledgeDrain:output_type -> controlplane.v1.AcknowledgeDrainResponse
+	37, // 96: controlplane.v1.CheckerControlPlane.RegisterChecker:output_type -> controlplane.v1.RegisterCheckerResponse
+	39, // 97: controlplane.v1.CheckerControlPlane.StreamCheckTasks:output_type -> controlplane.v1.CheckTask
+	42, // 98: controlplane.v1.CheckerControlPlane.ReportObservations:output_type -> controlplane.v1.ReportObservationsResponse
+	45, // 99: controlplane.v1.PoolAdmin.PublishConfig:output_type -> controlplane.v1.PublishConfigResponse
+	47, // 100: controlplane.v1.PoolAdmin.GetConfig:output_type -> controlplane.v1.GetConfigResponse
+	48, // 101: controlplane.v1.PoolAdmin.SetUpstreamEnabled:output_type -> controlplane.v1.PoolRevision
+	48, // 102: controlplane.v1.PoolAdmin.SetRouting:output_type -> controlplane.v1.PoolRevision
+	52, // 103: controlplane.v1.PoolAdmin.ImportProxies:output_type -> controlplane.v1.ImportProxiesResponse
+	54, // 104: controlplane.v1.PoolAdmin.ListProxies:output_type -> controlplane.v1.ListProxiesResponse
+	57, // 105: controlplane.v1.PoolAdmin.ListWorkers:output_type -> controlplane.v1.ListWorkersResponse
+	60, // 106: controlplane.v1.PoolAdmin.BeginDrain:output_type -> controlplane.v1.DrainTicket
+	62, // 107: controlplane.v1.PoolAdmin.Extract:output_type -> controlplane.v1.ExtractResponse
+	65, // 108: controlplane.v1.PoolAdmin.GetAvailability:output_type -> controlplane.v1.GetAvailabilityResponse
+	90, // [90:109] is the sub-list for method output_type
+	71, // [71:90] is the sub-list for method input_type
+	71, // [71:71] is the sub-list for extension type_name
+	71, // [71:71] is the sub-list for extension extendee
+	0,  // [0:71] is the sub-list for field type_name
 }
 
 func init() { file_controlplane_v1_controlplane_proto_init() }

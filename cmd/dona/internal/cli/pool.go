@@ -221,24 +221,24 @@ func (a *app) poolRoutingSetCommand() *cobra.Command {
 	var upstreams []string
 	var config string
 	cmd := &cobra.Command{
-		Use:   "set ROUTING --enabled[=false]",
+		Use:   "set ROUTING",
 		Short: "Switch a routing on or off, give it other upstreams or another strategy",
-		Long: `Switch a routing on or off, give it other upstreams or another strategy. --enabled
-has to be said each time; what else is left out stays. It holds until it is set
-again, also over publications that have this routing.
+		Long: `Switch a routing on or off, give it other upstreams or another strategy. What
+is left out stays as it is. It holds until it is set again, also over publications
+that have this routing.
 
   dona pool routing set shop --enabled=false
-  dona pool routing set shop --enabled --upstream acme=3 --upstream fixed=1,2
+  dona pool routing set shop --upstream acme=3 --upstream fixed=1,2
   dona pool routing set shop --enabled --strategy consistent-hash --strategy-config '{"source": "client_id"}'
 
 An --upstream is NAME[=WEIGHT[,PRIORITY]]; all that are given take the place of
 those before.`,
 		Args: positional("ROUTING"),
 		RunE: func(cmd *cobra.Command, args []string) (err error) {
-			if !cmd.Flags().Changed("enabled") {
-				return usage("dona pool routing set wants --enabled or --enabled=false: it does not know which of them holds now")
+			request.Routing, request.KeepEnabled = args[0], !cmd.Flags().Changed("enabled")
+			if request.KeepEnabled && len(upstreams) == 0 && request.Strategy == "" && config == "" {
+				return usage("dona pool routing set changes nothing: give --enabled, --enabled=false, --upstream or --strategy")
 			}
-			request.Routing = args[0]
 			if request.Upstreams, err = upstreamRefs(upstreams); err != nil {
 				return err
 			}
