@@ -327,10 +327,8 @@ func (p *Pool) forget(ctx context.Context) error {
 				if x.CreatedMs > tx.Now().Add(-keepAnswers).UnixMilli() {
 					continue
 				}
-				if len(x.Key) > 0 {
-					if err := tx.Delete(answerKey(x.Key)); err != nil {
-						return err
-					}
+				if err := forgetKey(tx, x.Key, e.Member); err != nil {
+					return err
 				}
 				if err := tx.Delete(extractionKey(e.Member)); err != nil {
 					return err
@@ -345,4 +343,17 @@ func (p *Pool) forget(ctx context.Context) error {
 			return err
 		}
 	}
+}
+
+// forgetKey removes what a key is remembered by, unless it stands for another extraction
+// than that one by now: a key may be used anew once its answer is a day old.
+func forgetKey(tx store.Tx, key []byte, extraction string) error {
+	if len(key) == 0 {
+		return nil
+	}
+	k := new(statev1.ExtractionKey)
+	if _, err := store.Load(tx, answerKey(key), k); err != nil || k.ExtractionId != extraction {
+		return err
+	}
+	return tx.Delete(answerKey(key))
 }
