@@ -113,17 +113,22 @@ func (p *Pool) census(tx store.ReadTx, have *published, crews []*crew) (workers 
 	if _, err := tx.GetMany(short...); err != nil {
 		return nil, nil, err
 	}
+	wants, err := loadWants(tx, names, now)
+	if err != nil {
+		return nil, nil, err
+	}
 	for _, name := range names {
 		configured, ok := have.config.Upstream(name)
 		if !ok { // as if it were disabled
 			configured = &poolconfig.Upstream{Name: name}
 		}
-		u, err := p.supply(tx, configured, draining, byID, now)
+		u, err := p.supply(tx, configured, draining, byID, wants, now)
 		if err != nil {
 			return nil, nil, err
 		}
 		upstreams = append(upstreams, u)
 	}
+	takeFrom(upstreams, wants)
 	// Those that expired and are held, too, may come up in its reports.
 	for i := range workers {
 		workers[i].Slots = max(workers[i].Slots-len(holding[i]), 0)
@@ -154,16 +159,9 @@ func (p *Pool) capacity(t ownership.Times, c *crew, now int64) ownership.Worker 
 }
 
 // supply is what there is of one upstream, and takes what workers own of it off what
-// they may still take.
-func (p *Pool) supply(tx store.ReadTx, u *poolconfig.Upstream, draining map[string]bool, workers map[string]*ownership.Worker, now int64) (ownership.Upstream, error) {
+// they may still take, and of wants what is free, is being drained or could be.
+func (p *Pool) supply(tx store.ReadTx, u *poolconfig.Upstream, draining map[string]bool, workers map[string]*ownership.Worker, wants []*want, now int64) (ownership.Upstream, error) {
 	out := ownership.Upstream{Name: u.Name, Keep: int(u.ExtractReserve), Owned: map[string][]string{}}
-	short := new(statev1.Shortfall)
-	if err := loadSoft(tx, shortfallKey(u.Name), short); err != nil {
-		return out, err
-	}
-	if now < short.UntilMs {
-		out.Keep += int(short.Count)
-	}
 	entries, err := tx.Scan(proxiesIndex(u.Name), 0, store.MaxScore, 0)
 	if err != nil {
 		return out, err
@@ -187,6 +185,9 @@ func (p *Pool) supply(tx store.ReadTx, u *poolconfig.Upstream, draining map[stri
 		if w := workers[proxy.Owner]; w != nil {
 			w.Slots = max(w.Slots-1, 0)
 		}
+	}
+	if u.Enabled {
+		keepWanted(&out, proxies, draining, workers, wants)
 	}
 	if !u.Enabled { // nothing of it moves, but for workers that leave
 		out.Keep = 0

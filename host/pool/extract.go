@@ -67,6 +67,7 @@ type extraction struct {
 
 	answer   *statev1.Extraction
 	replayed bool
+	locked   int      // proxies whose credential this host does not have
 	short    int      // proxies that there were none of
 	searched []string // upstreams, the preferred one first
 }
@@ -117,7 +118,7 @@ func CheckIdempotencyKey(key string) error {
 }
 
 func (x *extraction) run(tx store.Tx) error {
-	x.answer, x.replayed, x.short, x.searched = nil, false, 0, nil
+	x.answer, x.replayed, x.locked, x.short, x.searched = nil, false, 0, 0, nil
 	if done, err := x.replay(tx); done || err != nil {
 		return err
 	}
@@ -136,11 +137,17 @@ func (x *extraction) run(tx store.Tx) error {
 			return err
 		}
 	}
-	x.short = int(x.req.Count) - len(out.Proxies)
-	if len(out.Proxies) == 0 {
+	out.Shortfall = uint32(int(x.req.Count) - len(out.Proxies))
+	x.short = max(int(out.Shortfall)-x.locked, 0)
+	switch {
+	case len(out.Proxies) > 0:
+	case len(x.searched) == 0:
+		return &refusal.Error{Kind: refusal.Exhausted, Reason: "no_proxy", Text: "no upstream that this could be from has these labels"}
+	case x.locked > 0:
+		return refusal.New(refusal.Unavailable, "this host does not have the credentials of the proxies that are free: another host may; its log says why")
+	default:
 		return &refusal.Error{Kind: refusal.Exhausted, Reason: "no_proxy", Text: "no proxy is free that is available and lasts long enough: some are taken from workers, try again"}
 	}
-	out.Shortfall = uint32(x.short)
 	x.answer = out
 	return x.save(tx, out)
 }
@@ -250,7 +257,8 @@ func (x *extraction) give(tx store.Tx, u *poolconfig.Upstream, s *statev1.ProxyS
 		return err
 	}
 	if _, ok := x.credential(s.SecretRef, version); !ok {
-		return nil // this host could not say how it is used
+		x.locked++ // this host could not say how it is used
+		return nil
 	}
 	old := clone(s)
 	if !ownership.Extract(s, x.id, until) {
@@ -282,24 +290,6 @@ func (x *extraction) save(tx store.Tx, out *statev1.Extraction) error {
 	return x.o.Audit.Append(tx, audit.PoolChain, audit.Entry{Kind: "pool.extract", Actor: x.actor, Detail: map[string]string{
 		"extraction_id": out.Id, "count": fmt.Sprint(len(ids)), "proxy_ids": audit.Value(ids),
 	}})
-}
-
-// takeMore has what is short taken from workers for a while.
-func (x *extraction) takeMore(tx store.Tx) error {
-	if len(x.searched) == 0 {
-		return nil
-	}
-	key := shortfallKey(x.searched[0])
-	have := new(statev1.Shortfall)
-	if err := loadSoft(tx, key, have); err != nil {
-		return err
-	}
-	now := tx.Now()
-	if have.UntilMs <= now.UnixMilli() {
-		have.Count = 0
-	}
-	have.Count, have.UntilMs = max(have.Count, uint32(x.short)), now.Add(shortfallFor).UnixMilli()
-	return store.Save(tx, key, have)
 }
 
 // Extraction is the answer of one of actor's extractions again, for as long as it is

@@ -148,6 +148,7 @@ func TestOverRedis(t *testing.T) {
 		"Refresh": TestRefresh, "Coalesced": TestCoalesced, "RoutingsKeepTheirOrder": TestRoutingsKeepTheirOrder,
 		"ObservedAtDecidesNothing": TestObservedAtDecidesNothing, "NoReportNoRoom": TestNoReportNoRoom, "LongSession": TestLongSession,
 		"NothingIsSentThatIsOver": TestNothingIsSentThatIsOver, "KeyUsedAgainAfterADay": TestKeyUsedAgainAfterADay,
+		"ShortfallOfAKind": TestShortfallOfAKind, "ExtractWithoutCredentials": TestExtractWithoutCredentials,
 	} {
 		t.Run(name, test)
 	}

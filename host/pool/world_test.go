@@ -70,7 +70,7 @@ func newWorld(t testing.TB) *world {
 	t.Helper()
 	clk := newClock()
 	if sharedServer != nil && strings.HasPrefix(t.Name(), overRedis) {
-		return worldOver(t, byHand{openShared(t, sharedServer, strings.ToLower(t.Name()[len(overRedis):]), "one"), clk}, clk)
+		return worldOver(t, byHand{openShared(t, sharedServer, strings.NewReplacer("/", "-", "_", "-").Replace(strings.ToLower(t.Name()[len(overRedis):])), "one"), clk}, clk)
 	}
 	st := memory(clk)
 	t.Cleanup(func() { _ = st.Close() })

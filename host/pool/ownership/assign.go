@@ -23,6 +23,13 @@ type Upstream struct {
 	Free     []string            // proxies that may get an owner; those to give first come first
 	Owned    map[string][]string // by worker, without those being drained
 	Draining int                 // proxies being drained
+	Lacks    []Lack              // what extractions wait for, which counts in Keep
+}
+
+// Lack is how many of some owned proxies have to be drained.
+type Lack struct {
+	Count int
+	Of    map[string]bool
 }
 
 // Assignment gives a free proxy to a worker.
@@ -40,7 +47,7 @@ const (
 
 // Decide shares free proxies out by free capacity, first between zones and then
 // between the workers of one, and says which owned ones have to be drained: all of a
-// worker that leaves; what an upstream lacks of the proxies it keeps for extraction;
+// worker that leaves; what extractions wait for; what an upstream lacks of the proxies it keeps for them;
 // and, where a worker has less than half of its share, what makes that up. Nothing
 // else moves. At most most of each. The same input has the same answer.
 func Decide(workers []Worker, upstreams []Upstream, most int) (assign []Assignment, drain []Departure) {
@@ -65,6 +72,12 @@ type sharing struct {
 
 func newSharing(workers []Worker, u Upstream) *sharing {
 	s := &sharing{Upstream: u, workers: workers, counts: map[string]int{}, zones: map[string]int{}, zoneRoom: map[string]int{}}
+	if len(u.Lacks) > 0 { // they are taken out of their order
+		s.Owned = make(map[string][]string, len(u.Owned))
+		for id, owned := range u.Owned {
+			s.Owned[id] = slices.Clone(owned)
+		}
+	}
 	for i := range workers {
 		w := &workers[i]
 		s.counts[w.ID] = len(u.Owned[w.ID])
@@ -126,13 +139,23 @@ func (s *sharing) drain(most int) (out []Departure) {
 			take(w, ReasonLeaving)
 		}
 	}
+	for _, l := range s.Lacks {
+		for n := 0; n < l.Count && len(out) < most; n++ {
+			w := s.most(nil, l.Of)
+			if w == nil {
+				break
+			}
+			s.last(w, l.Of)
+			take(w, ReasonReserve)
+		}
+	}
 	coming := len(s.Free) + s.Draining
 	// What was given out a moment ago is not taken back in the same breath.
 	if len(s.Owned) == 0 {
 		return out
 	}
 	for ; coming < s.Keep && len(out) < most; coming++ {
-		w := s.most(nil)
+		w := s.most(nil, nil)
 		if w == nil {
 			return out
 		}
@@ -147,7 +170,7 @@ func (s *sharing) drain(most int) (out []Departure) {
 		}
 	}
 	for ; lack > 0 && len(out) < most; lack-- {
-		w := s.most(shares)
+		w := s.most(shares, nil)
 		if w == nil {
 			return out
 		}
@@ -156,14 +179,29 @@ func (s *sharing) drain(most int) (out []Departure) {
 	return out
 }
 
+// last has the last of some of a worker's proxies taken next.
+func (s *sharing) last(w *Worker, of map[string]bool) {
+	owned := s.Owned[w.ID][:s.counts[w.ID]]
+	for i, end := len(owned)-1, len(owned)-1; i >= 0; i-- {
+		if of[owned[i]] {
+			owned[i], owned[end] = owned[end], owned[i]
+			return
+		}
+	}
+}
+
 // most is who owns the most for its room, and more than its share where shares are
-// given; nil when nobody has any.
-func (s *sharing) most(shares map[string]int) (best *Worker) {
+// given, of those that own some of these proxies where they are given; nil when nobody
+// has any.
+func (s *sharing) most(shares map[string]int, of map[string]bool) (best *Worker) {
 	for i := range s.workers {
 		w := &s.workers[i]
 		n := min(s.counts[w.ID], len(s.Owned[w.ID])) // given out now: not to be taken
 		share, known := shares[w.ID]
 		if w.Silent || n == 0 || n < s.counts[w.ID] || shares != nil && (!known || n <= share) {
+			continue
+		}
+		if of != nil && !slices.ContainsFunc(s.Owned[w.ID][:n], func(id string) bool { return of[id] }) {
 			continue
 		}
 		if best == nil || n*max(best.Room, 1) > s.counts[best.ID]*max(w.Room, 1) {

@@ -1113,9 +1113,14 @@ func (x *DrainState) GetBarrier() *SnapshotReference {
 // pool/shortfall/<upstream>: proxies that extractions asked for in vain, kept from new
 // owners for a while.
 type Shortfall struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Count         uint32                 `protobuf:"varint,1,opt,name=count,proto3" json:"count,omitempty"`
-	UntilMs       int64                  `protobuf:"varint,2,opt,name=until_ms,json=untilMs,proto3" json:"until_ms,omitempty"`
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Of any kind, and not written any more.
+	//
+	// Deprecated: Marked as deprecated in state/v1/pool.proto.
+	Count uint32 `protobuf:"varint,1,opt,name=count,proto3" json:"count,omitempty"`
+	// Deprecated: Marked as deprecated in state/v1/pool.proto.
+	UntilMs       int64   `protobuf:"varint,2,opt,name=until_ms,json=untilMs,proto3" json:"until_ms,omitempty"`
+	Wants         []*Want `protobuf:"bytes,3,rep,name=wants,proto3" json:"wants,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1150,6 +1155,7 @@ func (*Shortfall) Descriptor() ([]byte, []int) {
 	return file_state_v1_pool_proto_rawDescGZIP(), []int{12}
 }
 
+// Deprecated: Marked as deprecated in state/v1/pool.proto.
 func (x *Shortfall) GetCount() uint32 {
 	if x != nil {
 		return x.Count
@@ -1157,9 +1163,94 @@ func (x *Shortfall) GetCount() uint32 {
 	return 0
 }
 
+// Deprecated: Marked as deprecated in state/v1/pool.proto.
 func (x *Shortfall) GetUntilMs() int64 {
 	if x != nil {
 		return x.UntilMs
+	}
+	return 0
+}
+
+func (x *Shortfall) GetWants() []*Want {
+	if x != nil {
+		return x.Wants
+	}
+	return nil
+}
+
+// What extractions of one kind lack.
+type Want struct {
+	state          protoimpl.MessageState `protogen:"open.v1"`
+	Count          uint32                 `protobuf:"varint,1,opt,name=count,proto3" json:"count,omitempty"`
+	UntilMs        int64                  `protobuf:"varint,2,opt,name=until_ms,json=untilMs,proto3" json:"until_ms,omitempty"`
+	Upstreams      []string               `protobuf:"bytes,3,rep,name=upstreams,proto3" json:"upstreams,omitempty"`                                    // the preferred one first
+	Protocol       v1.Proxy_Protocol      `protobuf:"varint,4,opt,name=protocol,proto3,enum=controlplane.v1.Proxy_Protocol" json:"protocol,omitempty"` // UNSPECIFIED = any
+	MinRemainingMs int64                  `protobuf:"varint,5,opt,name=min_remaining_ms,json=minRemainingMs,proto3" json:"min_remaining_ms,omitempty"`
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
+}
+
+func (x *Want) Reset() {
+	*x = Want{}
+	mi := &file_state_v1_pool_proto_msgTypes[13]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Want) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Want) ProtoMessage() {}
+
+func (x *Want) ProtoReflect() protoreflect.Message {
+	mi := &file_state_v1_pool_proto_msgTypes[13]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Want.ProtoReflect.Descriptor instead.
+func (*Want) Descriptor() ([]byte, []int) {
+	return file_state_v1_pool_proto_rawDescGZIP(), []int{13}
+}
+
+func (x *Want) GetCount() uint32 {
+	if x != nil {
+		return x.Count
+	}
+	return 0
+}
+
+func (x *Want) GetUntilMs() int64 {
+	if x != nil {
+		return x.UntilMs
+	}
+	return 0
+}
+
+func (x *Want) GetUpstreams() []string {
+	if x != nil {
+		return x.Upstreams
+	}
+	return nil
+}
+
+func (x *Want) GetProtocol() v1.Proxy_Protocol {
+	if x != nil {
+		return x.Protocol
+	}
+	return v1.Proxy_Protocol(0)
+}
+
+func (x *Want) GetMinRemainingMs() int64 {
+	if x != nil {
+		return x.MinRemainingMs
 	}
 	return 0
 }
@@ -1180,7 +1271,7 @@ type Extraction struct {
 
 func (x *Extraction) Reset() {
 	*x = Extraction{}
-	mi := &file_state_v1_pool_proto_msgTypes[13]
+	mi := &file_state_v1_pool_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1192,7 +1283,7 @@ func (x *Extraction) String() string {
 func (*Extraction) ProtoMessage() {}
 
 func (x *Extraction) ProtoReflect() protoreflect.Message {
-	mi := &file_state_v1_pool_proto_msgTypes[13]
+	mi := &file_state_v1_pool_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1205,7 +1296,7 @@ func (x *Extraction) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Extraction.ProtoReflect.Descriptor instead.
 func (*Extraction) Descriptor() ([]byte, []int) {
-	return file_state_v1_pool_proto_rawDescGZIP(), []int{13}
+	return file_state_v1_pool_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *Extraction) GetId() string {
@@ -1267,7 +1358,7 @@ type ExtractedState struct {
 
 func (x *ExtractedState) Reset() {
 	*x = ExtractedState{}
-	mi := &file_state_v1_pool_proto_msgTypes[14]
+	mi := &file_state_v1_pool_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1279,7 +1370,7 @@ func (x *ExtractedState) String() string {
 func (*ExtractedState) ProtoMessage() {}
 
 func (x *ExtractedState) ProtoReflect() protoreflect.Message {
-	mi := &file_state_v1_pool_proto_msgTypes[14]
+	mi := &file_state_v1_pool_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1292,7 +1383,7 @@ func (x *ExtractedState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExtractedState.ProtoReflect.Descriptor instead.
 func (*ExtractedState) Descriptor() ([]byte, []int) {
-	return file_state_v1_pool_proto_rawDescGZIP(), []int{14}
+	return file_state_v1_pool_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *ExtractedState) GetProxy() *v1.Proxy {
@@ -1312,7 +1403,7 @@ type ExtractionKey struct {
 
 func (x *ExtractionKey) Reset() {
 	*x = ExtractionKey{}
-	mi := &file_state_v1_pool_proto_msgTypes[15]
+	mi := &file_state_v1_pool_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1324,7 +1415,7 @@ func (x *ExtractionKey) String() string {
 func (*ExtractionKey) ProtoMessage() {}
 
 func (x *ExtractionKey) ProtoReflect() protoreflect.Message {
-	mi := &file_state_v1_pool_proto_msgTypes[15]
+	mi := &file_state_v1_pool_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1337,7 +1428,7 @@ func (x *ExtractionKey) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExtractionKey.ProtoReflect.Descriptor instead.
 func (*ExtractionKey) Descriptor() ([]byte, []int) {
-	return file_state_v1_pool_proto_rawDescGZIP(), []int{15}
+	return file_state_v1_pool_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *ExtractionKey) GetExtractionId() string {
@@ -1361,7 +1452,7 @@ type CredentialVersion struct {
 
 func (x *CredentialVersion) Reset() {
 	*x = CredentialVersion{}
-	mi := &file_state_v1_pool_proto_msgTypes[16]
+	mi := &file_state_v1_pool_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1373,7 +1464,7 @@ func (x *CredentialVersion) String() string {
 func (*CredentialVersion) ProtoMessage() {}
 
 func (x *CredentialVersion) ProtoReflect() protoreflect.Message {
-	mi := &file_state_v1_pool_proto_msgTypes[16]
+	mi := &file_state_v1_pool_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1386,7 +1477,7 @@ func (x *CredentialVersion) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CredentialVersion.ProtoReflect.Descriptor instead.
 func (*CredentialVersion) Descriptor() ([]byte, []int) {
-	return file_state_v1_pool_proto_rawDescGZIP(), []int{16}
+	return file_state_v1_pool_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *CredentialVersion) GetSecretRef() string {
@@ -1534,10 +1625,17 @@ const file_state_v1_pool_proto_rawDesc = "" +
 	"\x06reason\x18\x05 \x01(\tR\x06reason\x12\x1d\n" +
 	"\n" +
 	"session_id\x18\x06 \x01(\tR\tsessionId\x125\n" +
-	"\abarrier\x18\a \x01(\v2\x1b.state.v1.SnapshotReferenceR\abarrier\"<\n" +
-	"\tShortfall\x12\x14\n" +
+	"\abarrier\x18\a \x01(\v2\x1b.state.v1.SnapshotReferenceR\abarrier\"j\n" +
+	"\tShortfall\x12\x18\n" +
+	"\x05count\x18\x01 \x01(\rB\x02\x18\x01R\x05count\x12\x1d\n" +
+	"\buntil_ms\x18\x02 \x01(\x03B\x02\x18\x01R\auntilMs\x12$\n" +
+	"\x05wants\x18\x03 \x03(\v2\x0e.state.v1.WantR\x05wants\"\xbc\x01\n" +
+	"\x04Want\x12\x14\n" +
 	"\x05count\x18\x01 \x01(\rR\x05count\x12\x19\n" +
-	"\buntil_ms\x18\x02 \x01(\x03R\auntilMs\"\xcf\x01\n" +
+	"\buntil_ms\x18\x02 \x01(\x03R\auntilMs\x12\x1c\n" +
+	"\tupstreams\x18\x03 \x03(\tR\tupstreams\x12;\n" +
+	"\bprotocol\x18\x04 \x01(\x0e2\x1f.controlplane.v1.Proxy.ProtocolR\bprotocol\x12(\n" +
+	"\x10min_remaining_ms\x18\x05 \x01(\x03R\x0eminRemainingMs\"\xcf\x01\n" +
 	"\n" +
 	"Extraction\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x14\n" +
@@ -1572,7 +1670,7 @@ func file_state_v1_pool_proto_rawDescGZIP() []byte {
 	return file_state_v1_pool_proto_rawDescData
 }
 
-var file_state_v1_pool_proto_msgTypes = make([]protoimpl.MessageInfo, 19)
+var file_state_v1_pool_proto_msgTypes = make([]protoimpl.MessageInfo, 20)
 var file_state_v1_pool_proto_goTypes = []any{
 	(*PoolConfig)(nil),        // 0: state.v1.PoolConfig
 	(*RoutingSwitch)(nil),     // 1: state.v1.RoutingSwitch
@@ -1587,41 +1685,44 @@ var file_state_v1_pool_proto_goTypes = []any{
 	(*WorkerDrains)(nil),      // 10: state.v1.WorkerDrains
 	(*DrainState)(nil),        // 11: state.v1.DrainState
 	(*Shortfall)(nil),         // 12: state.v1.Shortfall
-	(*Extraction)(nil),        // 13: state.v1.Extraction
-	(*ExtractedState)(nil),    // 14: state.v1.ExtractedState
-	(*ExtractionKey)(nil),     // 15: state.v1.ExtractionKey
-	(*CredentialVersion)(nil), // 16: state.v1.CredentialVersion
-	nil,                       // 17: state.v1.PoolConfig.UpstreamsEntry
-	nil,                       // 18: state.v1.PoolConfig.RoutingsEntry
-	(*v1.UpstreamRef)(nil),    // 19: controlplane.v1.UpstreamRef
-	(*structpb.Struct)(nil),   // 20: google.protobuf.Struct
-	(v1.Proxy_Protocol)(0),    // 21: controlplane.v1.Proxy.Protocol
-	(v1.ProxyStatus_State)(0), // 22: controlplane.v1.ProxyStatus.State
-	(v1.DrainTicket_State)(0), // 23: controlplane.v1.DrainTicket.State
-	(*v1.RuntimeCounter)(nil), // 24: controlplane.v1.RuntimeCounter
-	(*v1.Proxy)(nil),          // 25: controlplane.v1.Proxy
+	(*Want)(nil),              // 13: state.v1.Want
+	(*Extraction)(nil),        // 14: state.v1.Extraction
+	(*ExtractedState)(nil),    // 15: state.v1.ExtractedState
+	(*ExtractionKey)(nil),     // 16: state.v1.ExtractionKey
+	(*CredentialVersion)(nil), // 17: state.v1.CredentialVersion
+	nil,                       // 18: state.v1.PoolConfig.UpstreamsEntry
+	nil,                       // 19: state.v1.PoolConfig.RoutingsEntry
+	(*v1.UpstreamRef)(nil),    // 20: controlplane.v1.UpstreamRef
+	(*structpb.Struct)(nil),   // 21: google.protobuf.Struct
+	(v1.Proxy_Protocol)(0),    // 22: controlplane.v1.Proxy.Protocol
+	(v1.ProxyStatus_State)(0), // 23: controlplane.v1.ProxyStatus.State
+	(v1.DrainTicket_State)(0), // 24: controlplane.v1.DrainTicket.State
+	(*v1.RuntimeCounter)(nil), // 25: controlplane.v1.RuntimeCounter
+	(*v1.Proxy)(nil),          // 26: controlplane.v1.Proxy
 }
 var file_state_v1_pool_proto_depIdxs = []int32{
-	17, // 0: state.v1.PoolConfig.upstreams:type_name -> state.v1.PoolConfig.UpstreamsEntry
-	18, // 1: state.v1.PoolConfig.routings:type_name -> state.v1.PoolConfig.RoutingsEntry
-	19, // 2: state.v1.RoutingSwitch.upstreams:type_name -> controlplane.v1.UpstreamRef
-	20, // 3: state.v1.RoutingSwitch.strategy_config:type_name -> google.protobuf.Struct
-	21, // 4: state.v1.ProxyState.protocol:type_name -> controlplane.v1.Proxy.Protocol
-	22, // 5: state.v1.ProxyState.state:type_name -> controlplane.v1.ProxyStatus.State
-	23, // 6: state.v1.ProxyState.drained:type_name -> controlplane.v1.DrainTicket.State
+	18, // 0: state.v1.PoolConfig.upstreams:type_name -> state.v1.PoolConfig.UpstreamsEntry
+	19, // 1: state.v1.PoolConfig.routings:type_name -> state.v1.PoolConfig.RoutingsEntry
+	20, // 2: state.v1.RoutingSwitch.upstreams:type_name -> controlplane.v1.UpstreamRef
+	21, // 3: state.v1.RoutingSwitch.strategy_config:type_name -> google.protobuf.Struct
+	22, // 4: state.v1.ProxyState.protocol:type_name -> controlplane.v1.Proxy.Protocol
+	23, // 5: state.v1.ProxyState.state:type_name -> controlplane.v1.ProxyStatus.State
+	24, // 6: state.v1.ProxyState.drained:type_name -> controlplane.v1.DrainTicket.State
 	6,  // 7: state.v1.WorkerSnapshots.issued:type_name -> state.v1.SnapshotReference
 	6,  // 8: state.v1.WorkerSnapshots.accepted:type_name -> state.v1.SnapshotReference
-	24, // 9: state.v1.RuntimeCounters.counters:type_name -> controlplane.v1.RuntimeCounter
+	25, // 9: state.v1.RuntimeCounters.counters:type_name -> controlplane.v1.RuntimeCounter
 	11, // 10: state.v1.WorkerDrains.tickets:type_name -> state.v1.DrainState
 	6,  // 11: state.v1.DrainState.barrier:type_name -> state.v1.SnapshotReference
-	14, // 12: state.v1.Extraction.proxies:type_name -> state.v1.ExtractedState
-	25, // 13: state.v1.ExtractedState.proxy:type_name -> controlplane.v1.Proxy
-	1,  // 14: state.v1.PoolConfig.RoutingsEntry.value:type_name -> state.v1.RoutingSwitch
-	15, // [15:15] is the sub-list for method output_type
-	15, // [15:15] is the sub-list for method input_type
-	15, // [15:15] is the sub-list for extension type_name
-	15, // [15:15] is the sub-list for extension extendee
-	0,  // [0:15] is the sub-list for field type_name
+	13, // 12: state.v1.Shortfall.wants:type_name -> state.v1.Want
+	22, // 13: state.v1.Want.protocol:type_name -> controlplane.v1.Proxy.Protocol
+	15, // 14: state.v1.Extraction.proxies:type_name -> state.v1.ExtractedState
+	26, // 15: state.v1.ExtractedState.proxy:type_name -> controlplane.v1.Proxy
+	1,  // 16: state.v1.PoolConfig.RoutingsEntry.value:type_name -> state.v1.RoutingSwitch
+	17, // [17:17] is the sub-list for method output_type
+	17, // [17:17] is the sub-list for method input_type
+	17, // [17:17] is the sub-list for extension type_name
+	17, // [17:17] is the sub-list for extension extendee
+	0,  // [0:17] is the sub-list for field type_name
 }
 
 func init() { file_state_v1_pool_proto_init() }
@@ -1635,7 +1736,7 @@ func file_state_v1_pool_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_state_v1_pool_proto_rawDesc), len(file_state_v1_pool_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   19,
+			NumMessages:   20,
 			NumExtensions: 0,
 			NumServices:   0,
 		},
