@@ -7,6 +7,7 @@ import (
 	"time"
 
 	controlplanev1 "github.com/dodona-project/dodona/proto/controlplane/v1"
+	"google.golang.org/protobuf/types/known/durationpb"
 	"google.golang.org/protobuf/proto"
 
 	"github.com/dodona-project/dodona/host/pool"
@@ -371,6 +372,8 @@ func TestImport(t *testing.T) {
 	if err == nil || strings.Contains(err.Error(), "planted") || !strings.Contains(err.Error(), "line 2") || len(w.chain()) != before {
 		t.Errorf("with a password: %v", err)
 	}
+	_, err = w.p.Import(w.ctx, operator, &controlplanev1.ImportProxiesRequest{Upstream: "dc", List: "192.0.2.3:80", Ttl: durationpb.New(10 * time.Second)})
+	refusedAs(t, "for as long as nothing uses them", err, refusal.Invalid)
 	for _, s := range w.proxies() {
 		if s.State != ownership.New || s.Proxy.Health != controlplanev1.Health_HEALTH_UNSPECIFIED {
 			t.Errorf("before any check it is %v", s)

@@ -72,6 +72,9 @@ func (p *Pool) Import(ctx context.Context, actor string, req *controlplanev1.Imp
 		if u, ok = have.config.Upstream(req.Upstream); !ok {
 			return refusal.New(refusal.NotFound, "there is no upstream %s in the published configuration", req.Upstream)
 		}
+		if margin := have.times.SafetyMargin; ttl != 0 && ttl <= margin {
+			return refusal.Field("ttl", "is %s, during which none of them is used: allowed is more than allocation.safetyMargin, %s", ttl, margin)
+		}
 		return nil
 	}); err != nil {
 		return nil, err
