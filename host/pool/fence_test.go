@@ -7,8 +7,8 @@ import (
 	"time"
 
 	controlplanev1 "github.com/dodona-project/dodona/proto/controlplane/v1"
-	"google.golang.org/protobuf/types/known/durationpb"
 	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/durationpb"
 
 	"github.com/dodona-project/dodona/host/pool"
 	"github.com/dodona-project/dodona/host/pool/ownership"
@@ -218,9 +218,9 @@ func TestAcknowledgeDrain(t *testing.T) {
 	x.accept(without)
 	x.report()
 	refusedAs(t, "while a report counts a use", ack(without.Version), refusal.Precondition)
+	w.clock.advance(11 * time.Second) // the report says nothing of now
 	refusedAs(t, "under a version before the barrier", ack(without.Version-1), refusal.Precondition)
 	refusedAs(t, "under a version not acknowledged", ack(without.Version+1), refusal.Precondition)
-	w.clock.advance(11 * time.Second) // the report says nothing of now
 	refusedAs(t, "complete", ack(without.Version), 0)
 	refusedAs(t, "the same again", ack(without.Version), 0)
 	if s := w.proxy(id); s.OwnerWorkerId != "" {

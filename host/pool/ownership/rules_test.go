@@ -97,6 +97,46 @@ func TestIssue(t *testing.T) {
 	}
 }
 
+// TestRefused: after a snapshot was refused, nothing counts until one above it is accepted,
+// in whatever order the acknowledgements come; a drain's barrier is not passed meanwhile.
+func TestRefused(t *testing.T) {
+	const now = 1000
+	sent := &statev1.WorkerSnapshots{}
+	ownership.Begin(sent, "s1")
+	for range 6 {
+		if err := ownership.Issue(sent, "s1", "", &statev1.SnapshotReference{OwnershipEpoch: 5, ValidMs: now + 60}, now); err != nil {
+			t.Fatal(err)
+		}
+	}
+	drain := &statev1.DrainState{SessionId: "s1", Barrier: &statev1.SnapshotReference{Version: 2}}
+	for _, tc := range []struct {
+		version         uint64
+		accepted        bool
+		opened, drained bool
+	}{
+		{1, true, true, false},
+		{2, true, true, true},
+		{5, false, false, false},
+		{3, false, false, false}, // late
+		{4, true, false, false},  // late
+		{5, true, false, false},
+		{6, true, true, true},
+		{3, false, true, true}, // of one below that which is accepted
+	} {
+		if err := ownership.Acknowledge(sent, "s1", proto.CloneOf(sent.Issued[tc.version-1]), tc.accepted, now); err != nil {
+			t.Fatal(err)
+		}
+		a := sent.GetAccepted()
+		_, err := ownership.Report(sent, nil, &statev1.WorkerRuntime{SessionId: "s1", Sequence: 1, SnapshotVersion: a.GetVersion(), OwnershipEpoch: a.GetOwnershipEpoch()})
+		if opened := err == nil; opened != tc.opened || opened == refusal.Is(err, refusal.Precondition) {
+			t.Errorf("after %d, accepted %v: a report is answered %v", tc.version, tc.accepted, err)
+		}
+		if got := ownership.Passed(drain, sent); got != tc.drained {
+			t.Errorf("after %d, accepted %v: the barrier of version 2 is passed: %v", tc.version, tc.accepted, got)
+		}
+	}
+}
+
 // TestBind: a drain waits for a snapshot that was built after it had begun and lacks its
 // proxy, and is released only for the assignment that it is of.
 func TestBind(t *testing.T) {
