@@ -362,6 +362,17 @@ func TestObservationFences(t *testing.T) {
 				t.Errorf("EGRESS: %q", got)
 			}
 		}
+		for what, edit := range map[string]func(*check.Report){
+			"another proxy":        func(r *check.Report) { r.Subject.Proxy = "other" },
+			"a routing":            func(r *check.Report) { r.Subject.Routing = "site" },
+			"another exit address": func(r *check.Report) { r.Subject.EgressIP = "192.0.2.8" },
+		} {
+			r := exit
+			edit(&r)
+			if got := c.send("one", r); got != "overtaken" {
+				t.Errorf("the same again, with %s: %q", what, got)
+			}
+		}
 		for range 3 { // once is SUSPECT, three times would be UNHEALTHY
 			if got := c.tell("one", bad, tasks[basic]); got != "" {
 				t.Errorf("the same again: %q", got)
