@@ -136,6 +136,22 @@ func TestOwnAnswers(t *testing.T) {
 	}
 }
 
+// What cannot be read as a request has a whole answer, also after a HEAD, whose answer has
+// no body.
+func TestAnswerAfterHEAD(t *testing.T) {
+	for _, next := range []string{"GET http://shop.example/ HTTP/1.1\n", "GET http://shop.example/ HTTP/1.1\r\nA: " + strings.Repeat("b", 70_000) + "\r\n\r\n", "\x16\x03\x01"} {
+		g := start(t, nil, &rule{match: func(*worker.Request) bool { return false }})
+		conn := g.dial()
+		r := bufio.NewReader(conn)
+		if got := talk(t, conn, r, http.MethodHead, "HEAD http://shop.example/ HTTP/1.1\r\nHost: x\r\n\r\n"); got.status != 421 || got.close {
+			t.Fatalf("HEAD is answered %+v", got)
+		}
+		if got := talk(t, conn, r, http.MethodGet, next); got.status != 400 && got.status != 431 || got.err != nil || got.body == "" {
+			t.Errorf("after %.40q: %+v", next, got)
+		}
+	}
+}
+
 // Clients are asked for every request, and told no more than that.
 func TestClients(t *testing.T) {
 	s := scripted(t, ok, ok, ok)

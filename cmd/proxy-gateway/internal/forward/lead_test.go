@@ -226,22 +226,21 @@ func TestDirect(t *testing.T) {
 		name   string
 		on     controlplanev1.OnUnavailable
 		policy *target.Policy
-		full   bool
+		dead   int // proxies with room that cannot be reached: no reason to go without one
 		want   int
 	}{
-		{"allowed", direct, private(&controlplanev1.TargetPolicy{AllowPrivate: true}), true, 200},
-		{"denied by its address", direct, private(&controlplanev1.TargetPolicy{}), true, 403},
-		{"not configured", fail, private(&controlplanev1.TargetPolicy{AllowPrivate: true}), true, 503},
-		{"a proxy has room", direct, private(&controlplanev1.TargetPolicy{AllowPrivate: true}), false, 502},
+		{"allowed", direct, private(&controlplanev1.TargetPolicy{AllowPrivate: true}), 0, 200},
+		{"denied by its address", direct, private(&controlplanev1.TargetPolicy{}), 0, 403},
+		{"not configured", fail, private(&controlplanev1.TargetPolicy{AllowPrivate: true}), 0, 503},
+		{"one proxy that fails", direct, private(&controlplanev1.TargetPolicy{AllowPrivate: true}), 1, 502},
+		{"as many that fail as are tried", direct, private(&controlplanev1.TargetPolicy{AllowPrivate: true}), 3, 502},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			r := through(t, closedPort(t))
+			r := through(t, closedPort(t)) // one without room
 			r.OnUnavailable, r.Policy = c.on, c.policy
-			if c.full {
-				r.proxies[0].capacity = 0
-			}
-			if !c.full { // all tries fail: that is no reason to go without a proxy
-				r.proxies = append(r.proxies, through(t, closedPort(t), closedPort(t)).proxies...)
+			r.proxies[0].capacity = 0
+			for range c.dead {
+				r.proxies = append(r.proxies, through(t, closedPort(t)).proxies...)
 			}
 			g := start(t, func(o *forward.Options) { o.Direct.Resolver = names }, r)
 			conn := g.dial()
