@@ -106,12 +106,45 @@ func TestIdleConnections(t *testing.T) {
 	if got := s.received(); strings.Contains(got[1], "Authorization") || !strings.Contains(got[2], "Proxy-Authorization: Basic bmV3OnNlY3JldA==") {
 		t.Errorf("the proxy got %q", got)
 	}
-	// A request on its way while the version changes does not leave its connection behind.
 	g.view.set(r)
 	g.Changed()
 	get(3)
 	if got := g.Stats.Reused.Load(); got != 2 {
 		t.Errorf("%d requests were on a kept connection, want 2", got)
+	}
+}
+
+// A request on its way while the credential's version changes does not leave its connection
+// behind.
+func TestConnectionOfThePast(t *testing.T) {
+	asked, answer, ended := make(chan struct{}), make(chan struct{}), make(chan struct{})
+	s := proxytest.Start(t, proxytest.Options{Protocol: httpProxy, Talk: func(c net.Conn) {
+		defer close(ended)
+		r := bufio.NewReader(c)
+		if _, err := http.ReadRequest(r); err == nil {
+			close(asked)
+			<-answer
+			_, _ = io.WriteString(c, ok)
+			_, _ = io.Copy(io.Discard, r)
+		}
+	}})
+	r := through(t, s)
+	g := start(t, nil, r)
+	conn := g.dial()
+	if _, err := io.WriteString(conn, getShop); err != nil {
+		t.Fatal(err)
+	}
+	<-asked
+	g.view.set(&rule{Routing: r.Routing, proxies: []*proxy{{id: r.proxies[0].id, version: 2, at: r.proxies[0].at, capacity: 10}}})
+	g.Changed()
+	close(answer)
+	if got := listenTo(t, bufio.NewReader(conn), http.MethodGet, getShop); got.status != 200 {
+		t.Errorf("answered %+v", got)
+	}
+	select {
+	case <-ended:
+	case <-time.After(patience):
+		t.Error("the connection with the old credential is kept")
 	}
 }
 
