@@ -78,6 +78,34 @@ func (g *gateway) dialFrom(address string) *net.TCPConn {
 	return conn.(*net.TCPConn)
 }
 
+// Who comes while somebody waits has to wait too, even if there is room at this very moment:
+// it is for who came first.
+func TestNobodyGoesAhead(t *testing.T) {
+	s := holdingProxy(t)
+	r := through(t, s.Server)
+	r.OnUnavailable, r.WaitTimeout = wait, patience
+	r.proxies[0].capacity = 0
+	g := start(t, func(o *forward.Options) { o.Clients = passwords{"many": "x", "one": "x"} }, r)
+	first, second := g.dial(), g.dial()
+	if _, err := io.WriteString(first, getPath("first", manyLogin)); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the first one waits", func() bool { return g.Stats.Waiting.Load() == 1 })
+	room := &rule{Routing: r.Routing, proxies: []*proxy{{id: r.proxies[0].id, version: 1, at: r.proxies[0].at, capacity: 1}}}
+	g.view.set(room) // and nobody was woken for it
+	if _, err := io.WriteString(second, getPath("second", oneLogin)); err != nil {
+		t.Fatal(err)
+	}
+	for _, conn := range []net.Conn{first, second} {
+		if got := listenTo(t, bufio.NewReader(conn), http.MethodGet, "first and second"); got.status != 200 {
+			t.Errorf("answered %+v", got)
+		}
+	}
+	if got := strings.Join(s.served(), " "); got != "/first /second" {
+		t.Errorf("served were %s", got)
+	}
+}
+
 // Round after round: one place, 19 requests of one client and 1 of another, of which some
 // close, half-close or reset their connection while they wait. Whoever stays is served or,
 // where the place does not become free, told so at the deadline; nobody waits for ever, the
