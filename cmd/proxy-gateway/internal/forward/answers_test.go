@@ -152,6 +152,23 @@ func TestAnswerAfterHEAD(t *testing.T) {
 	}
 }
 
+// An answer that ends the connection is followed by its end, and not by a reset that some
+// clients take for the loss of it, although the client has sent what nobody reads.
+func TestAnswerToOneThatStillSends(t *testing.T) {
+	full := through(t, silent(t))
+	full.proxies[0].capacity = 0
+	g := start(t, nil, full)
+	conn := g.dial()
+	r := bufio.NewReader(conn)
+	text := "POST http://shop.example/ HTTP/1.1\r\nHost: x\r\nContent-Length: 1000000\r\n\r\n" + strings.Repeat("a", 200_000)
+	if got := talk(t, conn, r, http.MethodPost, text); got.status != 503 || got.body == "" || got.err != nil {
+		t.Errorf("answered %+v", got)
+	}
+	if rest, err := io.ReadAll(r); err != nil || len(rest) > 0 {
+		t.Errorf("then %q, %v, want the end", rest, err)
+	}
+}
+
 // Clients are asked for every request, and told no more than that.
 func TestClients(t *testing.T) {
 	s := scripted(t, ok, ok, ok)
