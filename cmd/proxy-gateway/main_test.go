@@ -24,7 +24,9 @@ import (
 	"github.com/spiffe/go-spiffe/v2/spiffetls/tlsconfig"
 	"go.uber.org/goleak"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/durationpb"
 	"google.golang.org/protobuf/types/known/timestamppb"
@@ -67,6 +69,7 @@ type plane struct {
 	sent       time.Time // the last snapshot, or a moment before
 	change     chan struct{}
 	draining   bool
+	refuses    bool // the worker, from the next snapshot on
 	registered *controlplanev1.RegisterWorkerRequest
 	last       *controlplanev1.ReportRuntimeRequest
 	outcomes   []*controlplanev1.Outcome
@@ -113,7 +116,9 @@ func (p *plane) push() {
 func (p *plane) RegisterWorker(_ context.Context, r *controlplanev1.RegisterWorkerRequest) (*controlplanev1.RegisterWorkerResponse, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.registered = r
+	if p.registered = r; p.refuses {
+		return nil, status.Error(codes.PermissionDenied, "not this one")
+	}
 	return &controlplanev1.RegisterWorkerResponse{
 		SessionId: "session", OwnershipEpoch: 1, MaxStaleAge: durationpb.New(p.maxStale), SessionTtl: durationpb.New(30 * time.Second),
 		RuntimeInterval: durationpb.New(100 * time.Millisecond), MaxRuntimeCounters: 4096, MaxOutcomeBatch: 512, ProtocolVersion: 1,
@@ -130,6 +135,10 @@ func (p *plane) WatchSnapshots(_ *controlplanev1.WatchSnapshotsRequest, stream g
 	}
 	for {
 		p.mu.Lock()
+		if p.refuses {
+			p.mu.Unlock()
+			return status.Error(codes.FailedPrecondition, "the session is over")
+		}
 		p.version++
 		s := proto.CloneOf(p.content)
 		change := p.change
