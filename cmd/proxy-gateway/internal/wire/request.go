@@ -59,7 +59,9 @@ func (q *Request) parse(text []byte) error {
 	if err := q.parseTarget(uri); err != nil {
 		return err
 	}
-	q.connections()
+	if err := q.connections(); err != nil {
+		return err
+	}
 	if err := q.framing(0, false); err != nil {
 		return err
 	}
