@@ -148,6 +148,33 @@ func TestConnectionOfThePast(t *testing.T) {
 	}
 }
 
+// So many connections to a proxy are kept, and the others close.
+func TestIdlePerProxy(t *testing.T) {
+	s := holdingProxy(t)
+	r := through(t, s.Server)
+	g := start(t, func(o *forward.Options) { o.Limits.IdlePerProxy = 1 }, r)
+	first, second := g.dial(), g.dial()
+	for round, accepted := range []int{2, 3} { // of two, one is used again
+		for _, conn := range []net.Conn{first, second} {
+			if _, err := io.WriteString(conn, getPath("hold", oneLogin)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		eventually(t, "both are on their way", func() bool { return len(s.served()) == 2*(round+1) })
+		s.let <- struct{}{}
+		s.let <- struct{}{}
+		for _, conn := range []net.Conn{first, second} {
+			if got := listenTo(t, bufio.NewReader(conn), http.MethodGet, "hold"); got.status != 200 {
+				t.Errorf("answered %+v", got)
+			}
+		}
+		eventually(t, "both have ended", func() bool { return r.proxies[0].held.Load() == 0 })
+		if s.Accepted() != accepted {
+			t.Errorf("%d connections were made, want %d", s.Accepted(), accepted)
+		}
+	}
+}
+
 // A connection that the upstream closed while it was kept is seen before it is used.
 func TestClosedIdleConnection(t *testing.T) {
 	var conns atomic.Int32
