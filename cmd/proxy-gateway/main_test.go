@@ -548,7 +548,7 @@ func TestPage(t *testing.T) {
 		t.Fatal(err)
 	}
 	var errs bytes.Buffer
-	run([]string{"-config", file}, nil, &none, &errs)
+	run([]string{"-config", file, "-control-plane", "127.0.0.1:1", "-cluster-id", "c", "-worker-id", "w", "-instance-id", "i"}, nil, &none, &errs)
 	keys := regexp.MustCompile(`is not a setting \(allowed: ([^)]+)\)`).FindAllStringSubmatch(errs.String(), -1)
 	if len(keys) != 7 {
 		t.Errorf("%d lists of keys in\n%s", len(keys), errs.String())

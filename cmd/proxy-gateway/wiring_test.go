@@ -72,6 +72,7 @@ func TestOwnAddresses(t *testing.T) {
 			t.Fatal(err)
 		}
 		text, _ := io.ReadAll(answer.Body)
+		_ = answer.Body.Close()
 		_ = conn.Close()
 		if answer.StatusCode != http.StatusForbidden || !strings.Contains(string(text), "this gateway itself listens there") {
 			t.Errorf("CONNECT %s is answered %d: %s", to, answer.StatusCode, text)
