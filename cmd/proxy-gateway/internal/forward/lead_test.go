@@ -175,6 +175,34 @@ func TestIdlePerProxy(t *testing.T) {
 	}
 }
 
+// A connection that nobody used for its time closes.
+func TestIdleUpstream(t *testing.T) {
+	ended := make(chan struct{})
+	s := proxytest.Start(t, proxytest.Options{Protocol: httpProxy, Talk: func(c net.Conn) {
+		defer close(ended)
+		r := bufio.NewReader(c)
+		if _, err := http.ReadRequest(r); err == nil {
+			_, _ = io.WriteString(c, ok)
+			_, _ = io.Copy(io.Discard, r)
+		}
+	}})
+	const keep = 200 * time.Millisecond
+	g := start(t, func(o *forward.Options) { o.Limits.IdleUpstream = keep }, through(t, s))
+	conn := g.dial()
+	began := time.Now()
+	if got := talk(t, conn, bufio.NewReader(conn), http.MethodGet, getShop); got.status != 200 {
+		t.Fatalf("answered %+v", got)
+	}
+	select {
+	case <-ended:
+		if took := time.Since(began); took < keep {
+			t.Errorf("it was kept for %v, want %v at least", took, keep)
+		}
+	case <-time.After(patience):
+		t.Error("it is kept for ever")
+	}
+}
+
 // A connection that the upstream closed while it was kept is seen before it is used.
 func TestClosedIdleConnection(t *testing.T) {
 	var conns atomic.Int32
