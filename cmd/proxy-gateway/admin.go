@@ -95,13 +95,12 @@ func (m metrics) Collect(to chan<- prometheus.Metric) {
 		gauge(descState, v, each.String())
 	}
 	counter(descRequests, float64(s.Requests.Load()))
-	for code := range s.Answers {
-		all, own := s.Answers[code].Load(), s.Local[code].Load()
-		if all > 0 {
-			counter(descAnswers, float64(all-own), strconv.Itoa(code), "false")
+	for code := range s.Led {
+		if n := s.Led[code].Load(); n > 0 {
+			counter(descAnswers, float64(n), strconv.Itoa(code), "false")
 		}
-		if own > 0 {
-			counter(descAnswers, float64(own), strconv.Itoa(code), "true")
+		if n := s.Own[code].Load(); n > 0 {
+			counter(descAnswers, float64(n), strconv.Itoa(code), "true")
 		}
 	}
 	counter(descRetried, float64(s.Retried.Load()))

@@ -24,7 +24,9 @@ import (
 	"github.com/spiffe/go-spiffe/v2/spiffetls/tlsconfig"
 	"go.uber.org/goleak"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/durationpb"
 	"google.golang.org/protobuf/types/known/timestamppb"
@@ -67,6 +69,7 @@ type plane struct {
 	sent       time.Time // the last snapshot, or a moment before
 	change     chan struct{}
 	draining   bool
+	refuses    bool // the worker, from the next snapshot on
 	registered *controlplanev1.RegisterWorkerRequest
 	last       *controlplanev1.ReportRuntimeRequest
 	outcomes   []*controlplanev1.Outcome
@@ -113,7 +116,9 @@ func (p *plane) push() {
 func (p *plane) RegisterWorker(_ context.Context, r *controlplanev1.RegisterWorkerRequest) (*controlplanev1.RegisterWorkerResponse, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.registered = r
+	if p.registered = r; p.refuses {
+		return nil, status.Error(codes.PermissionDenied, "not this one")
+	}
 	return &controlplanev1.RegisterWorkerResponse{
 		SessionId: "session", OwnershipEpoch: 1, MaxStaleAge: durationpb.New(p.maxStale), SessionTtl: durationpb.New(30 * time.Second),
 		RuntimeInterval: durationpb.New(100 * time.Millisecond), MaxRuntimeCounters: 4096, MaxOutcomeBatch: 512, ProtocolVersion: 1,
@@ -130,6 +135,10 @@ func (p *plane) WatchSnapshots(_ *controlplanev1.WatchSnapshotsRequest, stream g
 	}
 	for {
 		p.mu.Lock()
+		if p.refuses {
+			p.mu.Unlock()
+			return status.Error(codes.FailedPrecondition, "the session is over")
+		}
 		p.version++
 		s := proto.CloneOf(p.content)
 		change := p.change
@@ -539,7 +548,7 @@ func TestPage(t *testing.T) {
 		t.Fatal(err)
 	}
 	var errs bytes.Buffer
-	run([]string{"-config", file}, nil, &none, &errs)
+	run([]string{"-config", file, "-control-plane", "127.0.0.1:1", "-cluster-id", "c", "-worker-id", "w", "-instance-id", "i"}, nil, &none, &errs)
 	keys := regexp.MustCompile(`is not a setting \(allowed: ([^)]+)\)`).FindAllStringSubmatch(errs.String(), -1)
 	if len(keys) != 7 {
 		t.Errorf("%d lists of keys in\n%s", len(keys), errs.String())
@@ -581,6 +590,11 @@ func TestSettings(t *testing.T) {
 		{"no cluster", plain, append(append([]string{}, id[:2]...), id[4:]...), nil, startup.ExitUsage, "PROXY_POOL_CLUSTER_ID"},
 		{"no worker", plain, append(append([]string{}, id[:4]...), id[6:]...), nil, startup.ExitUsage, "PROXY_POOL_WORKER_ID"},
 		{"no instance", plain, id[:6], nil, startup.ExitUsage, "PROXY_POOL_INSTANCE_ID"},
+		{"nothing at all", "", nil, nil, startup.ExitUsage, "-control-plane is missing"},
+		{"no worker, and no TLS", "", id[:4], nil, startup.ExitUsage, "PROXY_POOL_WORKER_ID"},
+		{"an id that is none", plain, []string{"-control-plane", "127.0.0.1:1", "-cluster-id", "prod", "-worker-id", "w:1", "-instance-id", "i"}, nil, startup.ExitUsage, `-worker-id is "w:1"`},
+		{"a zone that is none", plain, append(id[:8:8], "-zone", "a b"), nil, startup.ExitUsage, `-zone is "a b"`},
+		{"one address for two", plain, append(id[:8:8], "-listen", "127.0.0.1:1", "-admin-listen", "127.0.0.1:1"), nil, startup.ExitUsage, "-admin-listen is 127.0.0.1:1"},
 		{"unknown flag", plain, []string{"-nonsense"}, nil, startup.ExitUsage, "nonsense"},
 		{"an argument", plain, []string{"start"}, nil, startup.ExitUsage, `unexpected argument "start"`},
 		{"identity without TLS", plain, append(id[:4:4], "-auto-identity"), nil, startup.ExitUsage, "mode is disabled"},

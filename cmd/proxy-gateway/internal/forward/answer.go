@@ -181,8 +181,7 @@ func (c *client) answer(r *refusal) bool {
 	if r.silent {
 		return false
 	}
-	c.s.Stats.Local[r.status].Add(1)
-	c.s.Stats.Answers[r.status].Add(1)
+	c.s.Stats.Own[r.status].Add(1)
 	// What follows a body that nobody read, or a refused CONNECT, could be taken for a
 	// request.
 	body := c.q.Length != 0

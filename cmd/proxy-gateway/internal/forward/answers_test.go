@@ -136,6 +136,39 @@ func TestOwnAnswers(t *testing.T) {
 	}
 }
 
+// What cannot be read as a request has a whole answer, also after a HEAD, whose answer has
+// no body.
+func TestAnswerAfterHEAD(t *testing.T) {
+	for _, next := range []string{"GET http://shop.example/ HTTP/1.1\n", "GET http://shop.example/ HTTP/1.1\r\nA: " + strings.Repeat("b", 70_000) + "\r\n\r\n", "\x16\x03\x01"} {
+		g := start(t, nil, &rule{match: func(*worker.Request) bool { return false }})
+		conn := g.dial()
+		r := bufio.NewReader(conn)
+		if got := talk(t, conn, r, http.MethodHead, "HEAD http://shop.example/ HTTP/1.1\r\nHost: x\r\n\r\n"); got.status != 421 || got.close {
+			t.Fatalf("HEAD is answered %+v", got)
+		}
+		if got := talk(t, conn, r, http.MethodGet, next); got.status != 400 && got.status != 431 || got.err != nil || got.body == "" {
+			t.Errorf("after %.40q: %+v", next, got)
+		}
+	}
+}
+
+// An answer that ends the connection is followed by its end, and not by a reset that some
+// clients take for the loss of it, although the client has sent what nobody reads.
+func TestAnswerToOneThatStillSends(t *testing.T) {
+	full := through(t, silent(t))
+	full.proxies[0].capacity = 0
+	g := start(t, nil, full)
+	conn := g.dial()
+	r := bufio.NewReader(conn)
+	text := "POST http://shop.example/ HTTP/1.1\r\nHost: x\r\nContent-Length: 1000000\r\n\r\n" + strings.Repeat("a", 200_000)
+	if got := talk(t, conn, r, http.MethodPost, text); got.status != 503 || got.body == "" || got.err != nil {
+		t.Errorf("answered %+v", got)
+	}
+	if rest, err := io.ReadAll(r); err != nil || len(rest) > 0 {
+		t.Errorf("then %q, %v, want the end", rest, err)
+	}
+}
+
 // Clients are asked for every request, and told no more than that.
 func TestClients(t *testing.T) {
 	s := scripted(t, ok, ok, ok)

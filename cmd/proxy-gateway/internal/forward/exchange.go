@@ -218,7 +218,7 @@ func (c *client) receive(w *way, r *wire.Reader, up *upload) (*refusal, ending) 
 		return no, ending{}
 	}
 	c.report(w, headers, 0, p.Status)
-	c.s.Stats.Answers[min(p.Status, 599)].Add(1)
+	c.s.Stats.Led[min(p.Status, 599)].Add(1)
 	var end ending
 	plain := p.Length == wire.Chunked && minor == 0
 	end.close = !c.q.Persistent() || c.leave.Load() || p.Length == wire.UntilClose || plain || !up.whole.Load()

@@ -316,7 +316,7 @@ type Stats struct {
 	Direct      atomic.Int64      // requests that went to their target without a proxy
 	Reused      atomic.Int64      // requests on an idle connection
 	Panics      atomic.Int64      // bugs that ended a connection
-	Answers     [600]atomic.Int64 // by status: what clients were answered, tunnels as 200
-	Local       [600]atomic.Int64 // by status: those of them that are the gateway's own
+	Led         [600]atomic.Int64 // by status: answers that came from elsewhere, tunnels as 200
+	Own         [600]atomic.Int64 // by status: answers that are the gateway's own
 	Up, Down    atomic.Int64      // bytes of tunnels, from clients and to them
 }

@@ -134,11 +134,11 @@ func (c *client) lead() (*way, *refusal) {
 			}
 		}
 		if lease == nil {
+			if last != nil { // proxies were there and failed, which is no reason to go without one
+				return nil, last
+			}
 			if routing.OnUnavailable == controlplanev1.OnUnavailable_ON_UNAVAILABLE_DIRECT {
 				return c.direct(q, routing)
-			}
-			if last != nil {
-				return nil, last
 			}
 			return nil, unavailable("no proxy has room for this request")
 		}

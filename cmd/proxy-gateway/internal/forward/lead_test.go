@@ -106,12 +106,100 @@ func TestIdleConnections(t *testing.T) {
 	if got := s.received(); strings.Contains(got[1], "Authorization") || !strings.Contains(got[2], "Proxy-Authorization: Basic bmV3OnNlY3JldA==") {
 		t.Errorf("the proxy got %q", got)
 	}
-	// A request on its way while the version changes does not leave its connection behind.
 	g.view.set(r)
 	g.Changed()
 	get(3)
 	if got := g.Stats.Reused.Load(); got != 2 {
 		t.Errorf("%d requests were on a kept connection, want 2", got)
+	}
+}
+
+// A request on its way while the credential's version changes does not leave its connection
+// behind.
+func TestConnectionOfThePast(t *testing.T) {
+	asked, answer, ended := make(chan struct{}), make(chan struct{}), make(chan struct{})
+	s := proxytest.Start(t, proxytest.Options{Protocol: httpProxy, Talk: func(c net.Conn) {
+		defer close(ended)
+		r := bufio.NewReader(c)
+		if _, err := http.ReadRequest(r); err == nil {
+			close(asked)
+			<-answer
+			_, _ = io.WriteString(c, ok)
+			_, _ = io.Copy(io.Discard, r)
+		}
+	}})
+	r := through(t, s)
+	g := start(t, nil, r)
+	conn := g.dial()
+	if _, err := io.WriteString(conn, getShop); err != nil {
+		t.Fatal(err)
+	}
+	<-asked
+	g.view.set(&rule{Routing: r.Routing, proxies: []*proxy{{id: r.proxies[0].id, version: 2, at: r.proxies[0].at, capacity: 10}}})
+	g.Changed()
+	close(answer)
+	if got := listenTo(t, bufio.NewReader(conn), http.MethodGet, getShop); got.status != 200 {
+		t.Errorf("answered %+v", got)
+	}
+	select {
+	case <-ended:
+	case <-time.After(patience):
+		t.Error("the connection with the old credential is kept")
+	}
+}
+
+// So many connections to a proxy are kept, and the others close.
+func TestIdlePerProxy(t *testing.T) {
+	s := holdingProxy(t)
+	r := through(t, s.Server)
+	g := start(t, func(o *forward.Options) { o.Limits.IdlePerProxy = 1 }, r)
+	first, second := g.dial(), g.dial()
+	for round, accepted := range []int{2, 3} { // of two, one is used again
+		for _, conn := range []net.Conn{first, second} {
+			if _, err := io.WriteString(conn, getPath("hold", oneLogin)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		eventually(t, "both are on their way", func() bool { return len(s.served()) == 2*(round+1) })
+		s.let <- struct{}{}
+		s.let <- struct{}{}
+		for _, conn := range []net.Conn{first, second} {
+			if got := listenTo(t, bufio.NewReader(conn), http.MethodGet, "hold"); got.status != 200 {
+				t.Errorf("answered %+v", got)
+			}
+		}
+		eventually(t, "both have ended", func() bool { return r.proxies[0].held.Load() == 0 })
+		if s.Accepted() != accepted {
+			t.Errorf("%d connections were made, want %d", s.Accepted(), accepted)
+		}
+	}
+}
+
+// A connection that nobody used for its time closes.
+func TestIdleUpstream(t *testing.T) {
+	ended := make(chan struct{})
+	s := proxytest.Start(t, proxytest.Options{Protocol: httpProxy, Talk: func(c net.Conn) {
+		defer close(ended)
+		r := bufio.NewReader(c)
+		if _, err := http.ReadRequest(r); err == nil {
+			_, _ = io.WriteString(c, ok)
+			_, _ = io.Copy(io.Discard, r)
+		}
+	}})
+	const keep = 200 * time.Millisecond
+	g := start(t, func(o *forward.Options) { o.Limits.IdleUpstream = keep }, through(t, s))
+	conn := g.dial()
+	began := time.Now()
+	if got := talk(t, conn, bufio.NewReader(conn), http.MethodGet, getShop); got.status != 200 {
+		t.Fatalf("answered %+v", got)
+	}
+	select {
+	case <-ended:
+		if took := time.Since(began); took < keep {
+			t.Errorf("it was kept for %v, want %v at least", took, keep)
+		}
+	case <-time.After(patience):
+		t.Error("it is kept for ever")
 	}
 }
 
@@ -226,22 +314,21 @@ func TestDirect(t *testing.T) {
 		name   string
 		on     controlplanev1.OnUnavailable
 		policy *target.Policy
-		full   bool
+		dead   int // proxies with room that cannot be reached: no reason to go without one
 		want   int
 	}{
-		{"allowed", direct, private(&controlplanev1.TargetPolicy{AllowPrivate: true}), true, 200},
-		{"denied by its address", direct, private(&controlplanev1.TargetPolicy{}), true, 403},
-		{"not configured", fail, private(&controlplanev1.TargetPolicy{AllowPrivate: true}), true, 503},
-		{"a proxy has room", direct, private(&controlplanev1.TargetPolicy{AllowPrivate: true}), false, 502},
+		{"allowed", direct, private(&controlplanev1.TargetPolicy{AllowPrivate: true}), 0, 200},
+		{"denied by its address", direct, private(&controlplanev1.TargetPolicy{}), 0, 403},
+		{"not configured", fail, private(&controlplanev1.TargetPolicy{AllowPrivate: true}), 0, 503},
+		{"one proxy that fails", direct, private(&controlplanev1.TargetPolicy{AllowPrivate: true}), 1, 502},
+		{"as many that fail as are tried", direct, private(&controlplanev1.TargetPolicy{AllowPrivate: true}), 3, 502},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			r := through(t, closedPort(t))
+			r := through(t, closedPort(t)) // one without room
 			r.OnUnavailable, r.Policy = c.on, c.policy
-			if c.full {
-				r.proxies[0].capacity = 0
-			}
-			if !c.full { // all tries fail: that is no reason to go without a proxy
-				r.proxies = append(r.proxies, through(t, closedPort(t), closedPort(t)).proxies...)
+			r.proxies[0].capacity = 0
+			for range c.dead {
+				r.proxies = append(r.proxies, through(t, closedPort(t)).proxies...)
 			}
 			g := start(t, func(o *forward.Options) { o.Direct.Resolver = names }, r)
 			conn := g.dial()

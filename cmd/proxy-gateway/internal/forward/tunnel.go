@@ -29,7 +29,7 @@ func (c *client) tunnel() bool {
 	if w.lease != nil {
 		w.lease.Observe(time.Since(w.began), true)
 	}
-	c.s.Stats.Answers[200].Add(1)
+	c.s.Stats.Led[200].Add(1)
 	_, err := io.WriteString(c.conn, "HTTP/1.1 200 Connection established\r\n\r\n")
 	// What the client sent with its CONNECT is the tunnel's.
 	if early := c.r.Buffered(); err == nil && len(early) > 0 {

@@ -16,7 +16,9 @@ import (
 
 	"github.com/dodona-project/dodona/cmd/proxy-gateway/internal/forward"
 	controlplanev1 "github.com/dodona-project/dodona/proto/controlplane/v1"
+	"github.com/dodona-project/dodona/sdk/worker"
 	"github.com/dodona-project/dodona/sdk/worker/proxytest"
+	"github.com/dodona-project/dodona/sdk/worker/target"
 )
 
 // holding is an upstream proxy that answers /hold when it is told to, and all else at once.
@@ -76,6 +78,72 @@ func (g *gateway) dialFrom(address string) *net.TCPConn {
 	g.t.Cleanup(func() { _ = conn.Close() })
 	_ = conn.SetDeadline(time.Now().Add(patience))
 	return conn.(*net.TCPConn)
+}
+
+// Who comes while somebody waits has to wait too, even if there is room at this very moment:
+// it is for who came first.
+func TestNobodyGoesAhead(t *testing.T) {
+	s := holdingProxy(t)
+	r := through(t, s.Server)
+	r.OnUnavailable, r.WaitTimeout = wait, patience
+	r.proxies[0].capacity = 0
+	g := start(t, func(o *forward.Options) { o.Clients = passwords{"many": "x", "one": "x"} }, r)
+	first, second := g.dial(), g.dial()
+	if _, err := io.WriteString(first, getPath("first", manyLogin)); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the first one waits", func() bool { return g.Stats.Waiting.Load() == 1 })
+	room := &rule{Routing: r.Routing, proxies: []*proxy{{id: r.proxies[0].id, version: 1, at: r.proxies[0].at, capacity: 1}}}
+	g.view.set(room) // and nobody was woken for it
+	if _, err := io.WriteString(second, getPath("second", oneLogin)); err != nil {
+		t.Fatal(err)
+	}
+	for _, conn := range []net.Conn{first, second} {
+		if got := listenTo(t, bufio.NewReader(conn), http.MethodGet, "first and second"); got.status != 200 {
+			t.Errorf("answered %+v", got)
+		}
+	}
+	if got := strings.Join(s.served(), " "); got != "/first /second" {
+		t.Errorf("served were %s", got)
+	}
+}
+
+// What holds when a place is there counts, and not what held when the request came in line.
+func TestRulesChangeWhileOneWaits(t *testing.T) {
+	deny, err := target.Compile(&controlplanev1.TargetPolicy{DenyHosts: []string{"shop.example"}}, target.Own{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct {
+		name   string
+		change func(*rule)
+		status int
+	}{
+		{"nothing but room", func(*rule) {}, 200},
+		{"its target is denied", func(r *rule) { r.Policy = deny }, 403},
+		{"no routing is for it", func(r *rule) { r.match = func(*worker.Request) bool { return false } }, 421},
+		{"it is another routing's", func(r *rule) { r.Name = "another" }, 503},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			r := through(t, scripted(t, ok).Server)
+			r.OnUnavailable, r.WaitTimeout = wait, patience
+			r.proxies[0].capacity = 0
+			g := start(t, nil, r)
+			conn := g.dial()
+			if _, err := io.WriteString(conn, getShop); err != nil {
+				t.Fatal(err)
+			}
+			eventually(t, "it waits", func() bool { return g.Stats.Waiting.Load() == 1 })
+			now := &rule{Routing: r.Routing, proxies: []*proxy{{id: r.proxies[0].id, version: 1, at: r.proxies[0].at, capacity: 1}}}
+			c.change(now)
+			g.view.set(now)
+			g.Changed()
+			if got := listenTo(t, bufio.NewReader(conn), http.MethodGet, getShop); got.status != c.status {
+				t.Errorf("answered %+v, want %d", got, c.status)
+			}
+			eventually(t, "the place is free", func() bool { return now.proxies[0].held.Load() == 0 })
+		})
+	}
 }
 
 // Round after round: one place, 19 requests of one client and 1 of another, of which some

@@ -14,6 +14,7 @@ import (
 	"github.com/dodona-project/dodona/cmd/internal/startup"
 	"github.com/dodona-project/dodona/cmd/proxy-gateway/internal/clients"
 	"github.com/dodona-project/dodona/cmd/proxy-gateway/internal/forward"
+	"github.com/dodona-project/dodona/host/limits"
 	"github.com/dodona-project/dodona/sdk/worker/target"
 )
 
@@ -88,6 +89,15 @@ func Read(args, environ []string, stdout io.Writer) (*Settings, error) {
 
 // complete reads the file, derives what is to be derived, and checks it all.
 func (g *given) complete(auto bool) error {
+	needed := g.command().Options[:4]
+	if auto {
+		needed = needed[:2] // the certificate has the rest
+	}
+	for _, o := range needed {
+		if err := o.Given(); err != nil {
+			return err
+		}
+	}
 	f, err := readFile(g.file)
 	if err != nil {
 		return err
@@ -102,12 +112,27 @@ func (g *given) complete(auto bool) error {
 			return err
 		}
 	}
-	for _, o := range g.command().Options[:4] {
-		if err := o.Given(); err != nil {
-			return err
-		}
+	if err := g.names(); err != nil {
+		return err
 	}
 	return g.check(f)
+}
+
+// names looks at who this gateway says it is.
+func (g *given) names() error {
+	zone := error(nil)
+	if g.Zone != "" {
+		zone = limits.Name(g.Zone)
+	}
+	for _, n := range []struct {
+		flag string
+		err  error
+	}{{"cluster-id", limits.Name(g.ClusterID)}, {"worker-id", limits.Name(g.WorkerID)}, {"instance-id", limits.ID(g.InstanceID)}, {"zone", zone}} {
+		if n.err != nil {
+			return startup.Usagef("-%s %w", n.flag, n.err)
+		}
+	}
+	return nil
 }
 
 // check looks at settings that do not go together.
@@ -117,5 +142,9 @@ func (g *given) check(f *file) error {
 	if host, _, err := net.SplitHostPort(g.Listen); err == nil && !startup.Loopback(host) && len(g.Clients) == 0 && !f.anybody {
 		open = fmt.Errorf("-listen is %s, which others reach, and gateway.clients has nobody: list clients, or set gateway.anybody to true if whoever reaches it may use it", g.Listen)
 	}
-	return errors.Join(address, startup.Listen("listen", g.Listen), startup.Listen("admin-listen", g.AdminListen), open, startup.LogLevel(&g.LogLevel))
+	var same error
+	if _, port, _ := net.SplitHostPort(g.Listen); g.Listen == g.AdminListen && port != "0" {
+		same = startup.Usagef("-admin-listen is %s, as -listen is: clients and /metrics need an address each", g.Listen)
+	}
+	return errors.Join(address, startup.Listen("listen", g.Listen), startup.Listen("admin-listen", g.AdminListen), same, open, startup.LogLevel(&g.LogLevel))
 }

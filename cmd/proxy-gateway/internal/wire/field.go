@@ -8,6 +8,10 @@ import (
 // times as many.
 const maxFields = 5000
 
+// maxNamed is how many fields Connection may name: each field of a head is looked for among
+// them, which would take seconds if both were many.
+const maxNamed = 64
+
 // kind tells the fields that mean something to a proxy.
 type kind uint8
 
@@ -183,7 +187,7 @@ const (
 )
 
 // connections reads what Connection and Proxy-Connection say.
-func (h *head) connections() {
+func (h *head) connections() error {
 	h.named, h.close, h.keep = h.named[:0], false, false
 	for _, f := range h.fields {
 		if f.kind != connection && f.kind != proxyConnection {
@@ -195,11 +199,15 @@ func (h *head) connections() {
 				h.close = true
 			case is(one, "keep-alive"):
 				h.keep = true
-			case f.kind == connection:
+			case f.kind == connection && len(h.named) <= maxNamed:
 				h.named = append(h.named, one)
 			}
 		})
 	}
+	if len(h.named) > maxNamed {
+		return malformed("Connection names more than %d fields", maxNamed)
+	}
+	return nil
 }
 
 // Persistent reports whether the connection may be used for another message.

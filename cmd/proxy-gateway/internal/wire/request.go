@@ -29,6 +29,7 @@ var ErrVersion = malformed("the request is not HTTP/1.0 or HTTP/1.1")
 // *target.Malformed for a target that is none, or what reading gave. After any of
 // them the connection is of no use.
 func (b *Reader) ReadRequest(q *Request) error {
+	*q = Request{head: head{fields: q.fields[:0], named: q.named[:0]}} // nothing of the one before, also after an error
 	text, err := b.head(true)
 	if err != nil {
 		return err
@@ -38,8 +39,6 @@ func (b *Reader) ReadRequest(q *Request) error {
 
 func (q *Request) parse(text []byte) error {
 	line, rest, _ := bytes.Cut(text, []byte("\r\n"))
-	fields := q.fields[:0]
-	*q = Request{head: head{fields: fields, named: q.named[:0]}}
 	method, line, ok := bytes.Cut(line, []byte(" "))
 	uri, proto, both := bytes.Cut(line, []byte(" "))
 	if !ok || !both || len(method) == 0 || bytes.ContainsFunc(method, func(r rune) bool { return r >= 0x80 || !isToken(byte(r)) }) {
@@ -54,13 +53,15 @@ func (q *Request) parse(text []byte) error {
 	q.Method = methodOf(method)
 	q.Connect = q.Method == "CONNECT"
 	var err error
-	if q.fields, err = appendFields(fields, rest); err != nil {
+	if q.fields, err = appendFields(q.fields, rest); err != nil {
 		return err
 	}
 	if err := q.parseTarget(uri); err != nil {
 		return err
 	}
-	q.connections()
+	if err := q.connections(); err != nil {
+		return err
+	}
 	if err := q.framing(0, false); err != nil {
 		return err
 	}

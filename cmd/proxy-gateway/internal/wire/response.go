@@ -55,7 +55,9 @@ func (p *Response) parse(text []byte, method string) error {
 	if p.fields, err = appendFields(fields, text[end+2:]); err != nil {
 		return err
 	}
-	p.connections()
+	if err := p.connections(); err != nil {
+		return err
+	}
 	if err := p.framing(UntilClose, true); err != nil {
 		return err
 	}

@@ -113,6 +113,30 @@ func TestConnect(t *testing.T) {
 	}
 }
 
+// Connection may name so many fields and no more: each one of a head is looked for among
+// them.
+func TestFieldsThatConnectionNames(t *testing.T) {
+	for _, c := range []struct {
+		named int
+		ok    bool
+	}{{64, true}, {65, false}, {20_000, false}} {
+		fields := "Connection: " + strings.Repeat("a,", c.named-1) + "keep-alive\r\nConnection: close, b\r\nA: 1\r\nB: 2\r\nC: 3\r\n\r\n"
+		var q wire.Request
+		var p wire.Response
+		asked := reader(get + fields).ReadRequest(&q)
+		answered := reader("HTTP/1.1 204 No Content\r\n"+fields).ReadResponse(&p, http.MethodGet)
+		for what, err := range map[string]error{"request": asked, "response": answered} {
+			var malformed *wire.Malformed
+			if (err == nil) != c.ok || err != nil && !errors.As(err, &malformed) {
+				t.Errorf("%s that names %d fields: %v", what, c.named, err)
+			}
+		}
+		if c.ok && (strings.Contains(string(q.Append(nil, wire.Onward{})), "A: 1") || strings.Contains(string(p.Append(nil, 1, true)), "B: 2")) {
+			t.Errorf("of %d named fields one goes on", c.named)
+		}
+	}
+}
+
 // Every head that two programs could read in two ways, and what is no request to a proxy.
 func TestRefusedRequests(t *testing.T) {
 	post := "POST http://shop.example/ HTTP/1.1\r\nHost: x\r\n"
