@@ -147,7 +147,7 @@ func TestOverRedis(t *testing.T) {
 		"ExtractOnlyWhatMay": TestExtractOnlyWhatMay, "Shortfall": TestShortfall, "HundredExtractors": TestHundredExtractors,
 		"Refresh": TestRefresh, "Coalesced": TestCoalesced, "RoutingsKeepTheirOrder": TestRoutingsKeepTheirOrder,
 		"ObservedAtDecidesNothing": TestObservedAtDecidesNothing, "NoReportNoRoom": TestNoReportNoRoom, "LongSession": TestLongSession,
-		"NothingIsSentThatIsOver": TestNothingIsSentThatIsOver,
+		"NothingIsSentThatIsOver": TestNothingIsSentThatIsOver, "RestoredBehindAWorker": TestRestoredBehindAWorker, "ExtractedCredential": TestExtractedCredential,
 	} {
 		t.Run(name, test)
 	}
