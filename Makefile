@@ -86,7 +86,7 @@ proto: $(BUF) ## generate Go code from the .proto files
 	$(BUF) generate
 
 .PHONY: docs
-docs: ## write docs/api-control-plane.md from the contract and the code
+docs: ## write docs/api-control-plane.md and docs/api-egress.md from the contract and the code
 	$(GO) run ./host/api/internal/apiref
 
 .PHONY: proto-check

@@ -4,26 +4,29 @@ import (
 	"os"
 	"strings"
 	"testing"
-
-	donav1 "github.com/dodona-project/dodona/proto/dona/v1"
 )
 
-// TestReferenceNamesEveryCode: what TestBadInput sees a call refuse is in its part
+// TestReferenceNamesEveryCode: what TestBadInput and TestWorkersBadInput see a call refuse is in its part
 // of the reference.
 func TestReferenceNamesEveryCode(t *testing.T) {
-	page, err := os.ReadFile("../../docs/api-control-plane.md")
-	if err != nil {
-		t.Fatal(err)
+	var page strings.Builder
+	for _, name := range []string{"api-control-plane.md", "api-egress.md"} {
+		text, err := os.ReadFile("../../docs/" + name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		page.Write(text)
 	}
 	methods := map[string]bool{}
-	for _, m := range donav1.ControlPlane_ServiceDesc.Methods {
-		methods[m.MethodName] = true
-	}
-	for _, s := range donav1.ControlPlane_ServiceDesc.Streams {
-		methods[s.StreamName] = true
+	for _, call := range calls() {
+		methods[call] = true
 	}
 	checked := map[string]bool{}
-	for _, r := range badRows() {
+	rows := badRows()
+	for _, r := range fleetRows() {
+		rows = append(rows, row{name: r.name, code: r.code})
+	}
+	for _, r := range rows {
 		method, _, _ := strings.Cut(r.name, ":")
 		if method == "query" {
 			method = "StartRollout"
@@ -31,7 +34,7 @@ func TestReferenceNamesEveryCode(t *testing.T) {
 		if !methods[method] {
 			continue // named by what is wrong
 		}
-		_, part, found := strings.Cut(string(page), "\n### "+method+"\n")
+		_, part, found := strings.Cut(page.String(), "\n### "+method+"\n")
 		part, _, _ = strings.Cut(part, "\n### ")
 		// As the page spells it: InvalidArgument is INVALID_ARGUMENT.
 		var code strings.Builder
@@ -46,7 +49,7 @@ func TestReferenceNamesEveryCode(t *testing.T) {
 		}
 		checked[method] = true
 	}
-	if len(checked) < 10 {
+	if len(checked) < 24 {
 		t.Errorf("only %v were checked", checked)
 	}
 }

@@ -9,9 +9,7 @@ import (
 
 	controlplanev1 "github.com/dodona-project/dodona/proto/controlplane/v1"
 	"google.golang.org/grpc/codes"
-	"google.golang.org/protobuf/types/known/durationpb"
 
-	"github.com/dodona-project/dodona/host/limits"
 	"github.com/dodona-project/dodona/host/pool/ownership"
 	"github.com/dodona-project/dodona/host/store"
 )
@@ -142,92 +140,6 @@ func TestWorkerOverTheWire(t *testing.T) {
 	fatal(t, err)
 	if u := available.Upstreams[0]; u.ByState["EXTRACTED"] != 3 || u.UnownedAvailable != 0 || !u.Enabled {
 		t.Errorf("available is %v", available)
-	}
-}
-
-// TestWorkersBadInput: each field that does not hold is named, and nothing is stored.
-func TestWorkersBadInput(t *testing.T) {
-	f := newFleet(t)
-	long := strings.Repeat("x", 129)
-	register := func(edit func(*controlplanev1.RegisterWorkerRequest)) error {
-		req := workerNamed("w9")
-		edit(req)
-		_, err := f.workers.RegisterWorker(ctx(t), req)
-		return err
-	}
-	report := func(edit func(*controlplanev1.ReportRuntimeRequest)) error {
-		req := &controlplanev1.ReportRuntimeRequest{WorkerId: "w1", SessionId: f.session, ReportSequence: 1}
-		edit(req)
-		_, err := f.workers.ReportRuntime(ctx(t), req)
-		return err
-	}
-	outcomes := func(edit func(*controlplanev1.OutcomeBatch)) error {
-		b := &controlplanev1.OutcomeBatch{WorkerId: "w1", SessionId: f.session, Sequence: 1, Outcomes: []*controlplanev1.Outcome{{Routing: "all", Stage: controlplanev1.Outcome_STAGE_DIAL}}}
-		edit(b)
-		s, err := f.workers.ReportOutcomes(ctx(t))
-		fatal(t, err)
-		_ = s.Send(b)
-		_, err = s.CloseAndRecv()
-		return err
-	}
-	extract := func(edit func(*controlplanev1.ExtractRequest)) error {
-		req := &controlplanev1.ExtractRequest{IdempotencyKey: "k", Upstream: "dc", Count: 1}
-		edit(req)
-		_, err := f.pools.Extract(ctx(t), req)
-		return err
-	}
-	before := f.written()
-	for _, tc := range []struct {
-		name, field string
-		code        codes.Code
-		err         error
-	}{
-		{"no worker", "worker_id", codes.InvalidArgument, register(func(r *controlplanev1.RegisterWorkerRequest) { r.WorkerId = "" })},
-		{"a long worker", "worker_id", codes.InvalidArgument, register(func(r *controlplanev1.RegisterWorkerRequest) { r.WorkerId = long })},
-		{"a worker with a colon", "worker_id", codes.InvalidArgument, register(func(r *controlplanev1.RegisterWorkerRequest) { r.WorkerId = "a:b" })},
-		{"no instance", "instance_id", codes.InvalidArgument, register(func(r *controlplanev1.RegisterWorkerRequest) { r.InstanceId = "" })},
-		{"a bad zone", "zone", codes.InvalidArgument, register(func(r *controlplanev1.RegisterWorkerRequest) { r.Zone = "a b" })},
-		{"a long build", "build", codes.InvalidArgument, register(func(r *controlplanev1.RegisterWorkerRequest) { r.Build = long })},
-		{"no cluster", "cluster_id", codes.InvalidArgument, register(func(r *controlplanev1.RegisterWorkerRequest) { r.ClusterId = "" })},
-		{"another cluster", "cluster_id", codes.FailedPrecondition, register(func(r *controlplanev1.RegisterWorkerRequest) { r.ClusterId = "c2" })},
-		{"another protocol", "supported_protocol_version", codes.FailedPrecondition, register(func(r *controlplanev1.RegisterWorkerRequest) { r.SupportedProtocolVersion = 2 })},
-		{"report without a sequence", "report_sequence", codes.InvalidArgument, report(func(r *controlplanev1.ReportRuntimeRequest) { r.ReportSequence = 0 })},
-		{"report of no session", "session_id", codes.InvalidArgument, report(func(r *controlplanev1.ReportRuntimeRequest) { r.SessionId = "" })},
-		{"report of another session", "session_id", codes.FailedPrecondition, report(func(r *controlplanev1.ReportRuntimeRequest) { r.SessionId = "0" })},
-		{"report before an acknowledgement", "", codes.FailedPrecondition, report(func(*controlplanev1.ReportRuntimeRequest) {})},
-		{"a counter twice", "counters[1].proxy_id", codes.InvalidArgument, report(func(r *controlplanev1.ReportRuntimeRequest) {
-			r.Counters = []*controlplanev1.RuntimeCounter{{ProxyId: "a"}, {ProxyId: "a"}}
-		})},
-		{"a counter twice, and not in order", "counters[3].proxy_id", codes.InvalidArgument, report(func(r *controlplanev1.ReportRuntimeRequest) {
-			r.Counters = []*controlplanev1.RuntimeCounter{{ProxyId: "b"}, {ProxyId: "c"}, {ProxyId: "a"}, {ProxyId: "b"}}
-		})},
-		{"too many counters", "counters", codes.InvalidArgument, report(func(r *controlplanev1.ReportRuntimeRequest) {
-			r.Counters = make([]*controlplanev1.RuntimeCounter, limits.RuntimeCounters+1)
-			for i := range r.Counters {
-				r.Counters[i] = &controlplanev1.RuntimeCounter{ProxyId: fmt.Sprint(i)}
-			}
-		})},
-		{"no stage", "outcomes[0].stage", codes.InvalidArgument, outcomes(func(b *controlplanev1.OutcomeBatch) { b.Outcomes[0].Stage = 0 })},
-		{"an unknown stage", "outcomes[0].stage", codes.InvalidArgument, outcomes(func(b *controlplanev1.OutcomeBatch) { b.Outcomes[0].Stage = 99 })},
-		{"an unknown error class", "outcomes[0].error_class", codes.InvalidArgument, outcomes(func(b *controlplanev1.OutcomeBatch) { b.Outcomes[0].ErrorClass = -1 })},
-		{"an unknown status", "outcomes[0].status", codes.InvalidArgument, outcomes(func(b *controlplanev1.OutcomeBatch) { b.Outcomes[0].Status = 600 })},
-		{"no outcomes", "outcomes", codes.InvalidArgument, outcomes(func(b *controlplanev1.OutcomeBatch) { b.Outcomes = nil })},
-		{"batch 0", "sequence", codes.InvalidArgument, outcomes(func(b *controlplanev1.OutcomeBatch) { b.Sequence = 0 })},
-		{"no key", "idempotency_key", codes.InvalidArgument, extract(func(r *controlplanev1.ExtractRequest) { r.IdempotencyKey = "" })},
-		{"a long key", "idempotency_key", codes.InvalidArgument, extract(func(r *controlplanev1.ExtractRequest) { r.IdempotencyKey = long })},
-		{"a key that is not ASCII", "idempotency_key", codes.InvalidArgument, extract(func(r *controlplanev1.ExtractRequest) { r.IdempotencyKey = "ü" })},
-		{"upstream and routing", "upstream", codes.InvalidArgument, extract(func(r *controlplanev1.ExtractRequest) { r.Routing = "all" })},
-		{"neither", "upstream", codes.InvalidArgument, extract(func(r *controlplanev1.ExtractRequest) { r.Upstream = "" })},
-		{"none", "count", codes.InvalidArgument, extract(func(r *controlplanev1.ExtractRequest) { r.Count = 0 })},
-		{"101", "count", codes.InvalidArgument, extract(func(r *controlplanev1.ExtractRequest) { r.Count = 101 })},
-		{"an unknown protocol", "protocol", codes.InvalidArgument, extract(func(r *controlplanev1.ExtractRequest) { r.Protocol = 9 })},
-		{"a negative rest", "min_remaining", codes.InvalidArgument, extract(func(r *controlplanev1.ExtractRequest) { r.MinRemaining = durationpb.New(-1) })},
-		{"no such upstream", "", codes.NotFound, extract(func(r *controlplanev1.ExtractRequest) { r.Upstream = "nope" })},
-	} {
-		refused(t, tc.name, tc.err, tc.code, tc.field)
-	}
-	if f.written() != before {
-		t.Error("a refused one stored something")
 	}
 }
 

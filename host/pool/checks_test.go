@@ -615,6 +615,31 @@ func TestOutcomesHurryChecks(t *testing.T) {
 			batch(3+i, outcome(ids[1], false), outcome(ids[1], false), outcome(ids[1], false), outcome(ids[2], true), outcome("other", false))
 		}
 		c.wantStates("after many", map[controlplanev1.ProxyStatus_State]int{ownership.Suspect: 1, ownership.Available: 5})
+		due()
+		c.clock.advance(time.Second)
+		x.report()
+		due()
+		// What the client or the policy ended, and what is not enough, says nothing against one.
+		ended := func(class controlplanev1.ErrorClass) *controlplanev1.Outcome {
+			o := outcome(ids[4], false)
+			o.ErrorClass = class
+			return o
+		}
+		for i, class := range []controlplanev1.ErrorClass{controlplanev1.ErrorClass_ERROR_CLASS_CANCELED, controlplanev1.ErrorClass_ERROR_CLASS_POLICY} {
+			batch(20+uint64(i), ended(class), ended(class), ended(class), outcome(ids[2], true))
+			if n := due(); n != 0 || c.proxy(ids[4]).State != ownership.Available {
+				t.Errorf("after %s %d are checked sooner, and it is %s", class, n, c.proxy(ids[4]).State)
+			}
+		}
+		twice := []*controlplanev1.Outcome{outcome(ids[4], false), outcome(ids[4], false), outcome(ids[2], true)}
+		batch(30, twice...)
+		if n := due(); n != 1 || c.proxy(ids[4]).State != ownership.Available {
+			t.Errorf("after two failures %d are checked sooner, and it is %s", n, c.proxy(ids[4]).State)
+		}
+		batch(30, twice...)
+		if n := due(); n != 0 {
+			t.Errorf("after the same batch again %d are checked sooner", n)
+		}
 	})
 }
 

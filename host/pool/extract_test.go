@@ -125,6 +125,12 @@ func TestExtractKeys(t *testing.T) {
 		t.Errorf("later: %v", late)
 	}
 	w.clock.advance(22 * time.Hour)
+	w.add("dc", 3)
+	again, err := w.p.Extract(w.ctx, operator, short)
+	w.must(err)
+	if again.Replayed {
+		t.Errorf("a key of yesterday that nobody has swept is answered %v", again)
+	}
 	w.must(w.p.Sweep(w.ctx))
 	_, err = w.p.Extraction(w.ctx, operator, first.ExtractionId)
 	refusedAs(t, "an extraction of yesterday", err, refusal.NotFound)

@@ -2,6 +2,7 @@ package pool_test
 
 import (
 	"context"
+	"fmt"
 	"strings"
 	"testing"
 	"time"
@@ -10,6 +11,7 @@ import (
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/durationpb"
 
+	"github.com/dodona-project/dodona/host/limits"
 	"github.com/dodona-project/dodona/host/pool"
 	"github.com/dodona-project/dodona/host/pool/ownership"
 	"github.com/dodona-project/dodona/host/refusal"
@@ -424,7 +426,7 @@ func TestHeldAfterItsEnd(t *testing.T) {
 	}
 }
 
-// TestRegister: who is refused.
+// TestRegister: who is refused, and how many there may be.
 func TestRegister(t *testing.T) {
 	w := newWorld(t)
 	req := func(edit func(*controlplanev1.RegisterWorkerRequest)) error {
@@ -437,6 +439,11 @@ func TestRegister(t *testing.T) {
 	refusedAs(t, "of another cluster", req(func(r *controlplanev1.RegisterWorkerRequest) { r.ClusterId = "c2" }), refusal.Precondition)
 	refusedAs(t, "of no protocol", req(func(r *controlplanev1.RegisterWorkerRequest) { r.SupportedProtocolVersion = 0 }), refusal.Precondition)
 	refusedAs(t, "of a newer protocol", req(func(r *controlplanev1.RegisterWorkerRequest) { r.SupportedProtocolVersion = 2 }), refusal.Precondition)
+	for i := range limits.Workers - 1 { // w1 is there
+		w.must(req(func(r *controlplanev1.RegisterWorkerRequest) { r.WorkerId = fmt.Sprint("x", i) }))
+	}
+	refusedAs(t, "one more than may be", req(func(r *controlplanev1.RegisterWorkerRequest) { r.WorkerId = "more" }), refusal.Exhausted)
+	refusedAs(t, "the last that is there, again", req(func(r *controlplanev1.RegisterWorkerRequest) { r.WorkerId = fmt.Sprint("x", limits.Workers-2) }), 0)
 	empty := memory(w.clock)
 	defer func() { _ = empty.Close() }()
 	p := pool.New(pool.Options{Store: empty, Audit: w.log, HostID: "h1"})

@@ -44,24 +44,56 @@ func TestRefresh(t *testing.T) {
 	}
 }
 
-// TestCoalesced: what changes within the time is one snapshot.
+// TestCoalesced: what changes within the time is one snapshot, while changes go on and on.
 func TestCoalesced(t *testing.T) {
 	const window = 200 * time.Millisecond
 	w := newWorld(t)
 	w.p = w.host("h1", func(o *pool.Options) { o.Coalesce = window })
 	x := w.join("w1")
 	before, began := x.held.Version, time.Now()
-	const changes = 41
-	for range changes {
-		w.change()
+	pace := time.NewTicker(5 * time.Millisecond)
+	defer pace.Stop()
+	changes := 0
+	for time.Since(began) < 3*window {
+		select {
+		case <-x.stream.updates: // so that its stream is never busy with sending
+		case <-pace.C:
+			w.change()
+			changes++
+		}
 	}
-	last := x.until("with the upstream off", func(s *controlplanev1.WorkerSnapshot) bool { return len(s.Routings[0].Upstreams) == 1 })
+	_, err := w.p.SetRouting(w.ctx, operator, &controlplanev1.SetRoutingRequest{Routing: "all"})
+	w.must(err)
+	last := x.until("without the routing", func(s *controlplanev1.WorkerSnapshot) bool { return len(s.Routings) == 0 })
 	took := time.Since(began)
 	most := uint64(took/window) + 1
 	t.Logf("%d changes are %d snapshots in %s", changes, last.Version-before, took)
 	if got := last.Version - before; got > most {
 		t.Errorf("%d changes are %d snapshots in %s, want at most %d", changes, got, took, most)
 	}
+}
+
+// TestRestoredBehindAWorker: of a store that was restored, a worker is sent what comes
+// after the version and the epoch that it says it has, and goes on from there.
+func TestRestoredBehindAWorker(t *testing.T) {
+	w := newWorld(t)
+	ids := w.add("dc", 1)
+	x := w.join("w1")
+	const version, epoch = 1000, 5000
+	for _, said := range []struct{ version, epoch uint64 }{{version, epoch}, {1, 1}} { // then it is behind the store
+		x.stream.cancel()
+		x.stream = x.open(w.p, &controlplanev1.WatchSnapshotsRequest{WorkerId: "w1", SessionId: x.session, LastVersion: said.version, LastOwnershipEpoch: said.epoch})
+		before := x.held
+		x.accept(x.next())
+		if x.held.Version <= max(version, before.Version) || x.held.OwnershipEpoch <= epoch {
+			t.Errorf("a worker that has version %d of epoch %d is sent %d of %d", version, epoch, x.held.Version, x.held.OwnershipEpoch)
+		}
+	}
+	w.allocate()
+	x.accept(x.until("with its proxy", func(s *controlplanev1.WorkerSnapshot) bool {
+		return len(s.Proxies) == 1 && s.Proxies[0].ProxyId == ids[0]
+	}))
+	x.report()
 }
 
 // TestRoutingsKeepTheirOrder: they are sent as the configuration has them, and another

@@ -27,7 +27,18 @@ import (
 // sent, and one change is a small part of the whole.
 func TestDeltas(t *testing.T) {
 	w := newWorld(t)
+	v := &vault{held: map[string]secret.Credential{}}
+	w.p = w.host("h1", func(o *pool.Options) { o.Secrets = v })
+	w.publish(strings.Replace(document, "protocol: socks5", "protocol: socks5\n    secretRef: file:spare", 1))
+	settle := func(number uint32) {
+		t.Helper()
+		v.put(t, "file:spare", number, "secret")
+		_, err := w.p.Settle(w.ctx, []string{"file:spare"}, func(string, secret.Version) secret.Version { return secret.Version{Number: number} })
+		w.must(err)
+	}
+	settle(1)
 	ids := w.add("dc", 300)
+	w.add("spare", 1)
 	x := w.join("w1")
 	w.allocate()
 	x.stream.cancel()
@@ -62,7 +73,7 @@ func TestDeltas(t *testing.T) {
 		}
 		return nil
 	}
-	if d := next(); d != nil || len(held.Proxies) != 300 {
+	if d := next(); d != nil || len(held.Proxies) != 301 || len(held.Credentials) != 1 {
 		t.Fatalf("the first is %v with %d proxies", d, len(held.GetProxies()))
 	}
 	w.find(ownership.Suspect, ids[0])
@@ -73,6 +84,11 @@ func TestDeltas(t *testing.T) {
 	w.must(err)
 	if d := next(); !slices.Equal(d.RemovedProxyIds, ids[1:2]) {
 		t.Errorf("of a drain: %v", d)
+	}
+	settle(2)
+	if d := next(); len(d.UpsertProxies) != 1 || len(d.UpsertCredentials) != 1 || d.UpsertCredentials[0].CredentialVersion != 2 ||
+		len(d.RemovedCredentials) != 1 || d.RemovedCredentials[0].CredentialVersion != 1 || d.RoutingsChanged {
+		t.Errorf("of a credential: %d and %d of them", len(d.UpsertCredentials), len(d.RemovedCredentials))
 	}
 	w.change()
 	if d := next(); !d.RoutingsChanged || len(d.Routings) != 1 || len(d.UpsertProxies) != 0 {
@@ -93,6 +109,11 @@ func apply(base *controlplanev1.WorkerSnapshot, d *controlplanev1.SnapshotDelta)
 	}
 	next.Proxies = append(slices.DeleteFunc(next.Proxies, gone), d.UpsertProxies...)
 	slices.SortFunc(next.Proxies, func(a, b *controlplanev1.Proxy) int { return strings.Compare(a.ProxyId, b.ProxyId) })
+	next.Credentials = append(slices.DeleteFunc(next.Credentials, func(c *controlplanev1.Credential) bool {
+		return slices.ContainsFunc(d.RemovedCredentials, func(r *controlplanev1.CredentialRef) bool {
+			return r.SecretRef == c.SecretRef && r.CredentialVersion == c.CredentialVersion
+		})
+	}), d.UpsertCredentials...)
 	return next
 }
 
@@ -164,6 +185,44 @@ func TestNewCredential(t *testing.T) {
 	t.Logf("it came after %s", time.Since(began))
 	if c := next.Credentials; len(c) != 1 || c[0].CredentialVersion != 2 || c[0].Password != "second" || next.Proxies[1].CredentialVersion != 2 {
 		t.Errorf("the next snapshot has %d credentials, of version %d", len(c), c[0].GetCredentialVersion())
+	}
+}
+
+// TestExtractedCredential: an extraction that is asked for again has the same proxies,
+// with their credential as it is by then.
+func TestExtractedCredential(t *testing.T) {
+	w := newWorld(t)
+	v := &vault{held: map[string]secret.Credential{}}
+	w.p = w.host("h1", func(o *pool.Options) { o.Secrets = v })
+	w.publish(strings.Replace(document, "ttl: 1h", "ttl: 1h\n    secretRef: file:dc", 1))
+	settle := func(number uint32, password string) {
+		t.Helper()
+		v.put(t, "file:dc", number, password)
+		_, err := w.p.Settle(w.ctx, []string{"file:dc"}, func(string, secret.Version) secret.Version { return secret.Version{Number: number} })
+		w.must(err)
+	}
+	w.add("dc", 2)
+	req := &controlplanev1.ExtractRequest{IdempotencyKey: "k", Upstream: "dc", Count: 2}
+	var ids []string
+	for i, password := range []string{"first", "second"} {
+		number := uint32(i + 1)
+		settle(number, password)
+		got, err := w.p.Extract(w.ctx, operator, req)
+		w.must(err)
+		var have []string
+		for _, x := range got.Proxies {
+			have = append(have, x.Proxy.ProxyId)
+			if x.Proxy.CredentialVersion != number || x.Credential.GetCredentialVersion() != number || x.Credential.GetPassword() != password {
+				t.Errorf("%s has version %d and a credential of version %d, want %d", x.Proxy.ProxyId, x.Proxy.CredentialVersion, x.Credential.GetCredentialVersion(), number)
+			}
+		}
+		if ids != nil && !slices.Equal(have, ids) {
+			t.Errorf("asked again, %v are given, want %v", have, ids)
+		}
+		ids = have
+	}
+	if len(ids) != 2 {
+		t.Errorf("extracted are %v", ids)
 	}
 }
 

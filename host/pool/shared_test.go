@@ -149,6 +149,7 @@ func TestOverRedis(t *testing.T) {
 		"ObservedAtDecidesNothing": TestObservedAtDecidesNothing, "NoReportNoRoom": TestNoReportNoRoom, "LongSession": TestLongSession,
 		"NothingIsSentThatIsOver": TestNothingIsSentThatIsOver, "KeyUsedAgainAfterADay": TestKeyUsedAgainAfterADay,
 		"ShortfallOfAKind": TestShortfallOfAKind, "ExtractWithoutCredentials": TestExtractWithoutCredentials,
+		"RestoredBehindAWorker": TestRestoredBehindAWorker, "ExtractedCredential": TestExtractedCredential,
 	} {
 		t.Run(name, test)
 	}

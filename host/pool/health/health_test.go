@@ -158,8 +158,17 @@ func TestDoubt(t *testing.T) {
 		if s == ownership.Available {
 			want = ownership.Suspect
 		}
-		if got := health.Doubt(health.Proxy{State: s, Health: &statev1.ProxyHealth{BasicGood: 2, EgressGood: 2}}); got.State != want {
+		had := health.Proxy{State: s, Health: &statev1.ProxyHealth{BasicGood: 2, EgressGood: 2}}
+		got := health.Doubt(had)
+		if got.State != want {
 			t.Errorf("%s becomes %s", s, got.State)
+		}
+		good := uint32(2)
+		if s == ownership.Available {
+			good = 0 // it has to be seen well anew
+		}
+		if got.Health.BasicGood != good || got.Health.EgressGood != good || had.Health.BasicGood != 2 {
+			t.Errorf("%s has been well %d and %d times, want %d", s, got.Health.BasicGood, got.Health.EgressGood, good)
 		}
 	}
 }

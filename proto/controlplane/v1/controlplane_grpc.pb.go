@@ -31,18 +31,128 @@ const (
 //
 // For semantics around ctx use and closing/ending streaming RPCs, please refer to https://pkg.go.dev/google.golang.org/grpc/?tab=doc#ClientConn.NewStream.
 //
-// The egress plane. Exclusive extraction is not part of the worker protocol:
-// AVAILABLE -> EXTRACTED happens only in one atomic store transaction of the
-// host (PoolAdmin.Extract and POST /v1/extractions).
+// The egress plane's workers, which are gateways. Exclusive extraction is not part of the
+// worker protocol: AVAILABLE -> EXTRACTED happens only in one atomic store transaction of
+// the host (PoolAdmin.Extract and POST /v1/extractions).
 type WorkerControlPlaneClient interface {
+	// Begins a session and ends the one that the worker had: its report and what it was
+	// sent count no more, and its drains wait for a snapshot again. What it owns it goes
+	// on owning. A session lives for session_ttl after its last accepted report, by the
+	// store's clock.
+	//
+	// Refuses:
+	//   - INVALID_ARGUMENT: cluster_id, worker_id or instance_id is not what its limit
+	//     allows; a bad zone; build over 128 bytes or with control characters.
+	//   - FAILED_PRECONDITION: supported_protocol_version is not 1; cluster_id is not that
+	//     of the published configuration.
+	//   - RESOURCE_EXHAUSTED: there are 1,000 workers. Those that are gone are forgotten
+	//     after a while.
+	//   - UNAVAILABLE: no configuration is published.
+	//
+	// Durability: soft.
+	//
+	// Audit: none.
 	RegisterWorker(ctx context.Context, in *RegisterWorkerRequest, opts ...grpc.CallOption) (*RegisterWorkerResponse, error)
+	// The worker's snapshots: a full one first, the next one when something of it has
+	// changed, and the same again before half of its validity is over. Each is on record
+	// before it is sent, with the next version. With accept_delta what follows may be a
+	// delta against what was sent before it on this stream. The newest stream of a session
+	// is the one that is sent anything.
+	//
+	// Refuses:
+	//   - INVALID_ARGUMENT: a bad worker_id or session_id; last_checksum has neither 32
+	//     bytes nor none; last_version or last_ownership_epoch is over 2^53.
+	//   - PERMISSION_DENIED: the host speaks plaintext and the caller is on another machine:
+	//     a snapshot has credentials.
+	//   - FAILED_PRECONDITION: session_id is not the worker's current session, or has
+	//     expired. An open stream ends with it, too.
+	//   - ABORTED: another WatchSnapshots of this session took this one's place.
+	//   - UNAVAILABLE: no configuration is published; a snapshot was over before it was on
+	//     record; the store was read at an older ownership epoch than the worker has seen;
+	//     this host stops. Watch again.
+	//
+	// Durability: soft, of what was sent.
+	//
+	// Audit: none.
 	WatchSnapshots(ctx context.Context, in *WatchSnapshotsRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[SnapshotUpdate], error)
+	// The worker's word on a snapshot. Of those it accepted the highest counts. One that
+	// it refused has its session's reports refused until it accepts a later one. The same
+	// again changes nothing.
+	//
+	// Refuses:
+	//   - INVALID_ARGUMENT: a bad worker_id or session_id; version 0; checksum has not 32
+	//     bytes; a reason over 4 KiB or with control characters.
+	//   - FAILED_PRECONDITION: session_id is not the worker's current session, or has
+	//     expired; version, ownership_epoch and checksum are not together those of a
+	//     snapshot that this session was sent and that still holds.
+	//   - UNAVAILABLE: no configuration is published.
+	//
+	// Durability: soft.
+	//
+	// Audit: none.
 	AcknowledgeSnapshot(ctx context.Context, in *AcknowledgeSnapshotRequest, opts ...grpc.CallOption) (*AcknowledgeSnapshotResponse, error)
+	// Takes the place of what the worker reported before, and renews its session. A proxy
+	// without a counter has no uses. Drained proxies that the acknowledged snapshot lacks
+	// and that have no uses are released. Fenced by (session_id, report_sequence, digest):
+	// a sequence only rises, gaps allowed, and a replay is answered alike.
+	//
+	// Refuses:
+	//   - INVALID_ARGUMENT: a bad worker_id or session_id; report_sequence 0; more than 4,096
+	//     counters; a counter without a good proxy_id, or the second of one proxy;
+	//     observed_at is no time.
+	//   - FAILED_PRECONDITION: session_id is not the worker's current session, or has
+	//     expired; the session has acknowledged no snapshot, or refused one and accepted none
+	//     after it; snapshot_version and ownership_epoch are not those of the snapshot
+	//     acknowledged last; more counters than this host takes, which is what
+	//     max_runtime_counters says when the worker registers again.
+	//   - ALREADY_EXISTS: this sequence was sent before with other content: a retry repeats
+	//     the same bytes.
+	//   - ABORTED: a higher sequence was sent before.
+	//   - UNAVAILABLE: no configuration is published.
+	//
+	// Durability: hard when it releases proxies, else soft.
+	//
+	// Audit: `pool.drain` with the state RELEASED, for those that it releases.
 	ReportRuntime(ctx context.Context, in *ReportRuntimeRequest, opts ...grpc.CallOption) (*ReportRuntimeResponse, error)
-	// At most 16 batches per call; answered with the last sequence accepted.
+	// Batches of one worker and session, at most 16 in a call; answered with the last
+	// sequence accepted. Each is fenced by itself, by (session_id, sequence, digest): a
+	// replay is accepted and counts once, and those before one that is refused stay
+	// accepted. Outcomes hurry checks and may make a proxy suspect; none is kept.
+	//
+	// Refuses:
+	//   - INVALID_ARGUMENT: a bad worker_id or session_id, or another than in the first
+	//     batch; sequence 0; no outcomes, or more than 512; an outcome with a bad proxy_id (a
+	//     request sent directly has none) or routing, a stage or error class that is not
+	//     known, a status that is neither 0 nor 100 to 599, or a target_host over 253 bytes.
+	//   - FAILED_PRECONDITION: session_id is not the worker's current session, or has
+	//     expired; more outcomes than this host takes, which is what max_outcome_batch says
+	//     when the worker registers again.
+	//   - ALREADY_EXISTS: this sequence was sent before with other content: a retry repeats
+	//     the same bytes.
+	//   - ABORTED: a higher sequence was sent before.
+	//   - RESOURCE_EXHAUSTED: a seventeenth batch: send it in another call.
+	//   - UNAVAILABLE: no configuration is published.
+	//
+	// Durability: soft.
+	//
+	// Audit: none.
 	ReportOutcomes(ctx context.Context, opts ...grpc.CallOption) (grpc.ClientStreamingClient[OutcomeBatch, ReportOutcomesResponse], error)
 	// Explicit completion for controlled maintenance; normal drains complete in
-	// ReportRuntime.
+	// ReportRuntime. It needs no report, and none that is fresh may count uses of the
+	// proxy. The same again is answered alike.
+	//
+	// Refuses:
+	//   - INVALID_ARGUMENT: a bad worker_id, session_id or proxy_id.
+	//   - NOT_FOUND: the worker has no drain of this proxy and assignment_epoch.
+	//   - FAILED_PRECONDITION: session_id is not the worker's current session, or has
+	//     expired; the drain is bound to no snapshot of this session yet; the session has
+	//     not acknowledged the snapshot that lacks the proxy; snapshot_version is below that
+	//     one or above the one acknowledged last; the newest report counts uses of the proxy.
+	//   - UNAVAILABLE: no configuration is published.
+	//
+	// Durability: hard.
+	//
+	// Audit: `pool.drain` with the state RELEASED.
 	AcknowledgeDrain(ctx context.Context, in *AcknowledgeDrainRequest, opts ...grpc.CallOption) (*AcknowledgeDrainResponse, error)
 }
 
@@ -130,18 +240,128 @@ func (c *workerControlPlaneClient) AcknowledgeDrain(ctx context.Context, in *Ack
 // All implementations must embed UnimplementedWorkerControlPlaneServer
 // for forward compatibility.
 //
-// The egress plane. Exclusive extraction is not part of the worker protocol:
-// AVAILABLE -> EXTRACTED happens only in one atomic store transaction of the
-// host (PoolAdmin.Extract and POST /v1/extractions).
+// The egress plane's workers, which are gateways. Exclusive extraction is not part of the
+// worker protocol: AVAILABLE -> EXTRACTED happens only in one atomic store transaction of
+// the host (PoolAdmin.Extract and POST /v1/extractions).
 type WorkerControlPlaneServer interface {
+	// Begins a session and ends the one that the worker had: its report and what it was
+	// sent count no more, and its drains wait for a snapshot again. What it owns it goes
+	// on owning. A session lives for session_ttl after its last accepted report, by the
+	// store's clock.
+	//
+	// Refuses:
+	//   - INVALID_ARGUMENT: cluster_id, worker_id or instance_id is not what its limit
+	//     allows; a bad zone; build over 128 bytes or with control characters.
+	//   - FAILED_PRECONDITION: supported_protocol_version is not 1; cluster_id is not that
+	//     of the published configuration.
+	//   - RESOURCE_EXHAUSTED: there are 1,000 workers. Those that are gone are forgotten
+	//     after a while.
+	//   - UNAVAILABLE: no configuration is published.
+	//
+	// Durability: soft.
+	//
+	// Audit: none.
 	RegisterWorker(context.Context, *RegisterWorkerRequest) (*RegisterWorkerResponse, error)
+	// The worker's snapshots: a full one first, the next one when something of it has
+	// changed, and the same again before half of its validity is over. Each is on record
+	// before it is sent, with the next version. With accept_delta what follows may be a
+	// delta against what was sent before it on this stream. The newest stream of a session
+	// is the one that is sent anything.
+	//
+	// Refuses:
+	//   - INVALID_ARGUMENT: a bad worker_id or session_id; last_checksum has neither 32
+	//     bytes nor none; last_version or last_ownership_epoch is over 2^53.
+	//   - PERMISSION_DENIED: the host speaks plaintext and the caller is on another machine:
+	//     a snapshot has credentials.
+	//   - FAILED_PRECONDITION: session_id is not the worker's current session, or has
+	//     expired. An open stream ends with it, too.
+	//   - ABORTED: another WatchSnapshots of this session took this one's place.
+	//   - UNAVAILABLE: no configuration is published; a snapshot was over before it was on
+	//     record; the store was read at an older ownership epoch than the worker has seen;
+	//     this host stops. Watch again.
+	//
+	// Durability: soft, of what was sent.
+	//
+	// Audit: none.
 	WatchSnapshots(*WatchSnapshotsRequest, grpc.ServerStreamingServer[SnapshotUpdate]) error
+	// The worker's word on a snapshot. Of those it accepted the highest counts. One that
+	// it refused has its session's reports refused until it accepts a later one. The same
+	// again changes nothing.
+	//
+	// Refuses:
+	//   - INVALID_ARGUMENT: a bad worker_id or session_id; version 0; checksum has not 32
+	//     bytes; a reason over 4 KiB or with control characters.
+	//   - FAILED_PRECONDITION: session_id is not the worker's current session, or has
+	//     expired; version, ownership_epoch and checksum are not together those of a
+	//     snapshot that this session was sent and that still holds.
+	//   - UNAVAILABLE: no configuration is published.
+	//
+	// Durability: soft.
+	//
+	// Audit: none.
 	AcknowledgeSnapshot(context.Context, *AcknowledgeSnapshotRequest) (*AcknowledgeSnapshotResponse, error)
+	// Takes the place of what the worker reported before, and renews its session. A proxy
+	// without a counter has no uses. Drained proxies that the acknowledged snapshot lacks
+	// and that have no uses are released. Fenced by (session_id, report_sequence, digest):
+	// a sequence only rises, gaps allowed, and a replay is answered alike.
+	//
+	// Refuses:
+	//   - INVALID_ARGUMENT: a bad worker_id or session_id; report_sequence 0; more than 4,096
+	//     counters; a counter without a good proxy_id, or the second of one proxy;
+	//     observed_at is no time.
+	//   - FAILED_PRECONDITION: session_id is not the worker's current session, or has
+	//     expired; the session has acknowledged no snapshot, or refused one and accepted none
+	//     after it; snapshot_version and ownership_epoch are not those of the snapshot
+	//     acknowledged last; more counters than this host takes, which is what
+	//     max_runtime_counters says when the worker registers again.
+	//   - ALREADY_EXISTS: this sequence was sent before with other content: a retry repeats
+	//     the same bytes.
+	//   - ABORTED: a higher sequence was sent before.
+	//   - UNAVAILABLE: no configuration is published.
+	//
+	// Durability: hard when it releases proxies, else soft.
+	//
+	// Audit: `pool.drain` with the state RELEASED, for those that it releases.
 	ReportRuntime(context.Context, *ReportRuntimeRequest) (*ReportRuntimeResponse, error)
-	// At most 16 batches per call; answered with the last sequence accepted.
+	// Batches of one worker and session, at most 16 in a call; answered with the last
+	// sequence accepted. Each is fenced by itself, by (session_id, sequence, digest): a
+	// replay is accepted and counts once, and those before one that is refused stay
+	// accepted. Outcomes hurry checks and may make a proxy suspect; none is kept.
+	//
+	// Refuses:
+	//   - INVALID_ARGUMENT: a bad worker_id or session_id, or another than in the first
+	//     batch; sequence 0; no outcomes, or more than 512; an outcome with a bad proxy_id (a
+	//     request sent directly has none) or routing, a stage or error class that is not
+	//     known, a status that is neither 0 nor 100 to 599, or a target_host over 253 bytes.
+	//   - FAILED_PRECONDITION: session_id is not the worker's current session, or has
+	//     expired; more outcomes than this host takes, which is what max_outcome_batch says
+	//     when the worker registers again.
+	//   - ALREADY_EXISTS: this sequence was sent before with other content: a retry repeats
+	//     the same bytes.
+	//   - ABORTED: a higher sequence was sent before.
+	//   - RESOURCE_EXHAUSTED: a seventeenth batch: send it in another call.
+	//   - UNAVAILABLE: no configuration is published.
+	//
+	// Durability: soft.
+	//
+	// Audit: none.
 	ReportOutcomes(grpc.ClientStreamingServer[OutcomeBatch, ReportOutcomesResponse]) error
 	// Explicit completion for controlled maintenance; normal drains complete in
-	// ReportRuntime.
+	// ReportRuntime. It needs no report, and none that is fresh may count uses of the
+	// proxy. The same again is answered alike.
+	//
+	// Refuses:
+	//   - INVALID_ARGUMENT: a bad worker_id, session_id or proxy_id.
+	//   - NOT_FOUND: the worker has no drain of this proxy and assignment_epoch.
+	//   - FAILED_PRECONDITION: session_id is not the worker's current session, or has
+	//     expired; the drain is bound to no snapshot of this session yet; the session has
+	//     not acknowledged the snapshot that lacks the proxy; snapshot_version is below that
+	//     one or above the one acknowledged last; the newest report counts uses of the proxy.
+	//   - UNAVAILABLE: no configuration is published.
+	//
+	// Durability: hard.
+	//
+	// Audit: `pool.drain` with the state RELEASED.
 	AcknowledgeDrain(context.Context, *AcknowledgeDrainRequest) (*AcknowledgeDrainResponse, error)
 	mustEmbedUnimplementedWorkerControlPlaneServer()
 }
@@ -330,11 +550,60 @@ const (
 // CheckerControlPlaneClient is the client API for CheckerControlPlane service.
 //
 // For semantics around ctx use and closing/ending streaming RPCs, please refer to https://pkg.go.dev/google.golang.org/grpc/?tab=doc#ClientConn.NewStream.
+//
+// Checkers outside the hosts. They only observe; what an observation means the hosts
+// decide.
 type CheckerControlPlaneClient interface {
+	// Notes what a checker can do, and grants how many tasks it may hold at once: what it
+	// asks for, and not more than 256 or the host's own bound. Another instance, or other
+	// probes, take the place of the former; what the checker holds it goes on holding.
+	//
+	// Refuses:
+	//   - INVALID_ARGUMENT: a bad checker_id or instance_id; a checker_id that begins with
+	//     `host-`, as those of hosts' own checkers do; no levels, one that is not known, or
+	//     one twice; max_in_flight 0; more than 256 probes, one with a bad name or version,
+	//     or one twice.
+	//   - FAILED_PRECONDITION: supported_protocol_version is not 1.
+	//   - RESOURCE_EXHAUSTED: there are 1,000 checkers. Those that are gone are forgotten
+	//     after a while.
+	//
+	// Durability: soft.
+	//
+	// Audit: none.
 	RegisterChecker(ctx context.Context, in *RegisterCheckerRequest, opts ...grpc.CallOption) (*RegisterCheckerResponse, error)
 	// Bounded pull: leases this checker_id has not finished fill the window, and
 	// a reconnect does not widen it. The stream stays open and refills.
+	//
+	// Refuses:
+	//   - INVALID_ARGUMENT: a bad checker_id or instance_id; a level that is not known, comes
+	//     twice, or was not registered.
+	//   - PERMISSION_DENIED: the host speaks plaintext and the caller is on another machine:
+	//     a task may have a credential.
+	//   - FAILED_PRECONDITION: this instance of the checker is not registered, or was
+	//     forgotten, or another one has registered since.
+	//   - UNAVAILABLE: there is nothing to check at all: no service has a probe, and no
+	//     configuration of the pool is published; this host stops.
+	//
+	// Durability: soft.
+	//
+	// Audit: none.
 	StreamCheckTasks(ctx context.Context, in *StreamCheckTasksRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[CheckTask], error)
+	// Each observation has a receipt, in their order. One that is refused leaves the
+	// others as they are; its receipt has the first that holds of these reasons: `gone`
+	// (there is no such task any more), `overtaken` (the lease ran out or it was reported
+	// already), `foreign` (another checker holds it), `proxy`, `level`, `target` (it speaks
+	// of another proxy, level, routing or URL than the task, or of an exit address that it
+	// does not ask for), `bad result`. The same observation again is accepted and counts
+	// once.
+	//
+	// Refuses:
+	//   - INVALID_ARGUMENT: a bad checker_id; no observations, or more than 1,000; a level,
+	//     result or error class that is not known to this host.
+	//   - FAILED_PRECONDITION: the checker is not registered, or was forgotten.
+	//
+	// Durability: soft.
+	//
+	// Audit: none.
 	ReportObservations(ctx context.Context, in *ReportObservationsRequest, opts ...grpc.CallOption) (*ReportObservationsResponse, error)
 }
 
@@ -388,11 +657,60 @@ func (c *checkerControlPlaneClient) ReportObservations(ctx context.Context, in *
 // CheckerControlPlaneServer is the server API for CheckerControlPlane service.
 // All implementations must embed UnimplementedCheckerControlPlaneServer
 // for forward compatibility.
+//
+// Checkers outside the hosts. They only observe; what an observation means the hosts
+// decide.
 type CheckerControlPlaneServer interface {
+	// Notes what a checker can do, and grants how many tasks it may hold at once: what it
+	// asks for, and not more than 256 or the host's own bound. Another instance, or other
+	// probes, take the place of the former; what the checker holds it goes on holding.
+	//
+	// Refuses:
+	//   - INVALID_ARGUMENT: a bad checker_id or instance_id; a checker_id that begins with
+	//     `host-`, as those of hosts' own checkers do; no levels, one that is not known, or
+	//     one twice; max_in_flight 0; more than 256 probes, one with a bad name or version,
+	//     or one twice.
+	//   - FAILED_PRECONDITION: supported_protocol_version is not 1.
+	//   - RESOURCE_EXHAUSTED: there are 1,000 checkers. Those that are gone are forgotten
+	//     after a while.
+	//
+	// Durability: soft.
+	//
+	// Audit: none.
 	RegisterChecker(context.Context, *RegisterCheckerRequest) (*RegisterCheckerResponse, error)
 	// Bounded pull: leases this checker_id has not finished fill the window, and
 	// a reconnect does not widen it. The stream stays open and refills.
+	//
+	// Refuses:
+	//   - INVALID_ARGUMENT: a bad checker_id or instance_id; a level that is not known, comes
+	//     twice, or was not registered.
+	//   - PERMISSION_DENIED: the host speaks plaintext and the caller is on another machine:
+	//     a task may have a credential.
+	//   - FAILED_PRECONDITION: this instance of the checker is not registered, or was
+	//     forgotten, or another one has registered since.
+	//   - UNAVAILABLE: there is nothing to check at all: no service has a probe, and no
+	//     configuration of the pool is published; this host stops.
+	//
+	// Durability: soft.
+	//
+	// Audit: none.
 	StreamCheckTasks(*StreamCheckTasksRequest, grpc.ServerStreamingServer[CheckTask]) error
+	// Each observation has a receipt, in their order. One that is refused leaves the
+	// others as they are; its receipt has the first that holds of these reasons: `gone`
+	// (there is no such task any more), `overtaken` (the lease ran out or it was reported
+	// already), `foreign` (another checker holds it), `proxy`, `level`, `target` (it speaks
+	// of another proxy, level, routing or URL than the task, or of an exit address that it
+	// does not ask for), `bad result`. The same observation again is accepted and counts
+	// once.
+	//
+	// Refuses:
+	//   - INVALID_ARGUMENT: a bad checker_id; no observations, or more than 1,000; a level,
+	//     result or error class that is not known to this host.
+	//   - FAILED_PRECONDITION: the checker is not registered, or was forgotten.
+	//
+	// Durability: soft.
+	//
+	// Audit: none.
 	ReportObservations(context.Context, *ReportObservationsRequest) (*ReportObservationsResponse, error)
 	mustEmbedUnimplementedCheckerControlPlaneServer()
 }
@@ -523,17 +841,145 @@ const (
 // PoolAdminClient is the client API for PoolAdmin service.
 //
 // For semantics around ctx use and closing/ending streaming RPCs, please refer to https://pkg.go.dev/google.golang.org/grpc/?tab=doc#ClientConn.NewStream.
+//
+// Operators of the egress plane.
 type PoolAdminClient interface {
-	// Validates, and publishes unless dry_run; expected_revision 0 = unconditional.
+	// Validates, and publishes unless dry_run; expected_revision 0 = unconditional. What
+	// operators switched stays switched, as long as what it is of is there; a warning
+	// names it.
+	//
+	// Refuses:
+	//   - INVALID_ARGUMENT: yaml is empty or over 1 MiB, or does not hold: the text says
+	//     where and what is allowed; a strategy or probe that does not exist, or a config
+	//     that its schema refuses.
+	//   - FAILED_PRECONDITION: expected_revision is not the current one; yaml is of another
+	//     cluster than what is published.
+	//   - UNAVAILABLE: reason `plugin`: a plugin that never ran cannot say whether it takes
+	//     its config.
+	//
+	// Durability: hard. A dry run reads only.
+	//
+	// Audit: `pool.config` with the revision; of a dry run none.
 	PublishConfig(ctx context.Context, in *PublishConfigRequest, opts ...grpc.CallOption) (*PublishConfigResponse, error)
+	// The document that is published, and the revision of all that is in force, which is
+	// 0 before the first.
+	//
+	// Refuses: nothing of its own.
+	//
+	// Durability: reads only.
+	//
+	// Audit: none.
 	GetConfig(ctx context.Context, in *GetConfigRequest, opts ...grpc.CallOption) (*GetConfigResponse, error)
+	// Switches an upstream. Off, no routing sends anything to it, and nothing of it is
+	// assigned or extracted; its proxies stay where they are. The same again changes
+	// nothing and makes no entry.
+	//
+	// Refuses:
+	// - INVALID_ARGUMENT: a bad upstream.
+	// - NOT_FOUND: the published configuration has no such upstream.
+	// - UNAVAILABLE: no configuration is published.
+	//
+	// Durability: hard.
+	//
+	// Audit: `pool.upstream`.
 	SetUpstreamEnabled(ctx context.Context, in *SetUpstreamEnabledRequest, opts ...grpc.CallOption) (*PoolRevision, error)
+	// Switches a routing, and may give it other upstreams and another strategy. What is
+	// as it was makes no entry.
+	//
+	// Refuses:
+	//   - INVALID_ARGUMENT: a bad routing; more than 100 upstreams, a bad name, one twice or
+	//     one that is not in the published configuration, a weight that is not 1 to
+	//     1,000,000, a priority over 1,000; a strategy that does not exist, a strategy_config
+	//     over 64 KiB, without a strategy, or that its schema refuses.
+	//   - NOT_FOUND: the published configuration has no such routing.
+	//   - UNAVAILABLE: no configuration is published; reason `plugin`: a plugin that never
+	//     ran cannot say whether it takes its config.
+	//
+	// Durability: hard.
+	//
+	// Audit: `pool.routing`.
 	SetRouting(ctx context.Context, in *SetRoutingRequest, opts ...grpc.CallOption) (*PoolRevision, error)
+	// Adds the proxies of a list, or makes those that are there last longer. Lines that do
+	// not hold are told by number, and the others are imported. A long list takes several
+	// transactions: an error's text says how many of its proxies are imported, and the
+	// same list again does the rest.
+	//
+	// Refuses:
+	//   - INVALID_ARGUMENT: a bad upstream; a list that is empty, is over 1 MiB or names a
+	//     secretRef; a ttl that is not 1 s to 24 h.
+	//   - NOT_FOUND: the published configuration has no such upstream.
+	//   - RESOURCE_EXHAUSTED: the upstream would have more than 10,000 proxies. Those that
+	//     have expired are forgotten after a while.
+	//   - UNAVAILABLE: no configuration is published.
+	//
+	// Durability: hard, for each 500 proxies.
+	//
+	// Audit: `pool.import` with how many lines were added and rejected, for each
+	// transaction.
 	ImportProxies(ctx context.Context, in *ImportProxiesRequest, opts ...grpc.CallOption) (*ImportProxiesResponse, error)
+	// One page of what there is, by upstream and then by when it ends. A page may be
+	// short, or empty, and not be the last: next_page_token says.
+	//
+	// Refuses:
+	//   - INVALID_ARGUMENT: a bad upstream; a state that is none; page_size over 1,000; a
+	//     page_token that this call did not give out.
+	//
+	// Durability: reads only.
+	//
+	// Audit: none.
 	ListProxies(ctx context.Context, in *ListProxiesRequest, opts ...grpc.CallOption) (*ListProxiesResponse, error)
+	// The workers that are known, 1,000 at most.
+	//
+	// Refuses: nothing of its own.
+	//
+	// Durability: reads only.
+	//
+	// Audit: none.
 	ListWorkers(ctx context.Context, in *ListWorkersRequest, opts ...grpc.CallOption) (*ListWorkersResponse, error)
+	// Has a proxy taken from its owner. A drain that is under way, or that has ended
+	// without a new owner since, is answered and nothing is begun.
+	//
+	// Refuses:
+	// - INVALID_ARGUMENT: a bad proxy_id; a reason over 4 KiB or with control characters.
+	// - NOT_FOUND: there is no such proxy.
+	// - FAILED_PRECONDITION: the proxy has no owner.
+	//
+	// Durability: hard.
+	//
+	// Audit: `pool.drain` with the state PENDING.
 	BeginDrain(ctx context.Context, in *BeginDrainRequest, opts ...grpc.CallOption) (*DrainTicket, error)
+	// Gives proxies away for good, with their credentials: only ones that are available,
+	// nobody's and usable for long enough. The same idempotency_key of the same caller
+	// with the same request has the same answer for 24 h. With fewer than count the answer
+	// has a shortfall, and workers give some up meanwhile.
+	//
+	// Refuses:
+	//   - INVALID_ARGUMENT: idempotency_key is not 1 to 128 printable ASCII characters; both
+	//     of upstream and routing, or neither, or a bad one; count is not 1 to 100; a
+	//     protocol that is not known; min_remaining is not 0 to 24 h; more than 32 labels, or
+	//     a bad one.
+	//   - PERMISSION_DENIED: the host speaks plaintext and the caller is on another machine:
+	//     the answer has credentials.
+	//   - NOT_FOUND: the published configuration has no such upstream or routing.
+	//   - FAILED_PRECONDITION: the routing, or every upstream that this could be from, is
+	//     switched off.
+	//   - ALREADY_EXISTS: the key was sent before with another request.
+	//   - RESOURCE_EXHAUSTED: reason `no_proxy`: no proxy is free that fits. This answer is
+	//     not remembered: try again.
+	//   - UNAVAILABLE: no configuration is published; this host does not have the
+	//     credentials yet: the same request again has the same proxies.
+	//
+	// Durability: hard.
+	//
+	// Audit: `pool.extract` with the proxies; a replay makes none.
 	Extract(ctx context.Context, in *ExtractRequest, opts ...grpc.CallOption) (*ExtractResponse, error)
+	// The proxies of each upstream that is configured or ever had one, counted by state.
+	//
+	// Refuses: nothing of its own.
+	//
+	// Durability: reads only.
+	//
+	// Audit: none.
 	GetAvailability(ctx context.Context, in *GetAvailabilityRequest, opts ...grpc.CallOption) (*GetAvailabilityResponse, error)
 }
 
@@ -648,17 +1094,145 @@ func (c *poolAdminClient) GetAvailability(ctx context.Context, in *GetAvailabili
 // PoolAdminServer is the server API for PoolAdmin service.
 // All implementations must embed UnimplementedPoolAdminServer
 // for forward compatibility.
+//
+// Operators of the egress plane.
 type PoolAdminServer interface {
-	// Validates, and publishes unless dry_run; expected_revision 0 = unconditional.
+	// Validates, and publishes unless dry_run; expected_revision 0 = unconditional. What
+	// operators switched stays switched, as long as what it is of is there; a warning
+	// names it.
+	//
+	// Refuses:
+	//   - INVALID_ARGUMENT: yaml is empty or over 1 MiB, or does not hold: the text says
+	//     where and what is allowed; a strategy or probe that does not exist, or a config
+	//     that its schema refuses.
+	//   - FAILED_PRECONDITION: expected_revision is not the current one; yaml is of another
+	//     cluster than what is published.
+	//   - UNAVAILABLE: reason `plugin`: a plugin that never ran cannot say whether it takes
+	//     its config.
+	//
+	// Durability: hard. A dry run reads only.
+	//
+	// Audit: `pool.config` with the revision; of a dry run none.
 	PublishConfig(context.Context, *PublishConfigRequest) (*PublishConfigResponse, error)
+	// The document that is published, and the revision of all that is in force, which is
+	// 0 before the first.
+	//
+	// Refuses: nothing of its own.
+	//
+	// Durability: reads only.
+	//
+	// Audit: none.
 	GetConfig(context.Context, *GetConfigRequest) (*GetConfigResponse, error)
+	// Switches an upstream. Off, no routing sends anything to it, and nothing of it is
+	// assigned or extracted; its proxies stay where they are. The same again changes
+	// nothing and makes no entry.
+	//
+	// Refuses:
+	// - INVALID_ARGUMENT: a bad upstream.
+	// - NOT_FOUND: the published configuration has no such upstream.
+	// - UNAVAILABLE: no configuration is published.
+	//
+	// Durability: hard.
+	//
+	// Audit: `pool.upstream`.
 	SetUpstreamEnabled(context.Context, *SetUpstreamEnabledRequest) (*PoolRevision, error)
+	// Switches a routing, and may give it other upstreams and another strategy. What is
+	// as it was makes no entry.
+	//
+	// Refuses:
+	//   - INVALID_ARGUMENT: a bad routing; more than 100 upstreams, a bad name, one twice or
+	//     one that is not in the published configuration, a weight that is not 1 to
+	//     1,000,000, a priority over 1,000; a strategy that does not exist, a strategy_config
+	//     over 64 KiB, without a strategy, or that its schema refuses.
+	//   - NOT_FOUND: the published configuration has no such routing.
+	//   - UNAVAILABLE: no configuration is published; reason `plugin`: a plugin that never
+	//     ran cannot say whether it takes its config.
+	//
+	// Durability: hard.
+	//
+	// Audit: `pool.routing`.
 	SetRouting(context.Context, *SetRoutingRequest) (*PoolRevision, error)
+	// Adds the proxies of a list, or makes those that are there last longer. Lines that do
+	// not hold are told by number, and the others are imported. A long list takes several
+	// transactions: an error's text says how many of its proxies are imported, and the
+	// same list again does the rest.
+	//
+	// Refuses:
+	//   - INVALID_ARGUMENT: a bad upstream; a list that is empty, is over 1 MiB or names a
+	//     secretRef; a ttl that is not 1 s to 24 h.
+	//   - NOT_FOUND: the published configuration has no such upstream.
+	//   - RESOURCE_EXHAUSTED: the upstream would have more than 10,000 proxies. Those that
+	//     have expired are forgotten after a while.
+	//   - UNAVAILABLE: no configuration is published.
+	//
+	// Durability: hard, for each 500 proxies.
+	//
+	// Audit: `pool.import` with how many lines were added and rejected, for each
+	// transaction.
 	ImportProxies(context.Context, *ImportProxiesRequest) (*ImportProxiesResponse, error)
+	// One page of what there is, by upstream and then by when it ends. A page may be
+	// short, or empty, and not be the last: next_page_token says.
+	//
+	// Refuses:
+	//   - INVALID_ARGUMENT: a bad upstream; a state that is none; page_size over 1,000; a
+	//     page_token that this call did not give out.
+	//
+	// Durability: reads only.
+	//
+	// Audit: none.
 	ListProxies(context.Context, *ListProxiesRequest) (*ListProxiesResponse, error)
+	// The workers that are known, 1,000 at most.
+	//
+	// Refuses: nothing of its own.
+	//
+	// Durability: reads only.
+	//
+	// Audit: none.
 	ListWorkers(context.Context, *ListWorkersRequest) (*ListWorkersResponse, error)
+	// Has a proxy taken from its owner. A drain that is under way, or that has ended
+	// without a new owner since, is answered and nothing is begun.
+	//
+	// Refuses:
+	// - INVALID_ARGUMENT: a bad proxy_id; a reason over 4 KiB or with control characters.
+	// - NOT_FOUND: there is no such proxy.
+	// - FAILED_PRECONDITION: the proxy has no owner.
+	//
+	// Durability: hard.
+	//
+	// Audit: `pool.drain` with the state PENDING.
 	BeginDrain(context.Context, *BeginDrainRequest) (*DrainTicket, error)
+	// Gives proxies away for good, with their credentials: only ones that are available,
+	// nobody's and usable for long enough. The same idempotency_key of the same caller
+	// with the same request has the same answer for 24 h. With fewer than count the answer
+	// has a shortfall, and workers give some up meanwhile.
+	//
+	// Refuses:
+	//   - INVALID_ARGUMENT: idempotency_key is not 1 to 128 printable ASCII characters; both
+	//     of upstream and routing, or neither, or a bad one; count is not 1 to 100; a
+	//     protocol that is not known; min_remaining is not 0 to 24 h; more than 32 labels, or
+	//     a bad one.
+	//   - PERMISSION_DENIED: the host speaks plaintext and the caller is on another machine:
+	//     the answer has credentials.
+	//   - NOT_FOUND: the published configuration has no such upstream or routing.
+	//   - FAILED_PRECONDITION: the routing, or every upstream that this could be from, is
+	//     switched off.
+	//   - ALREADY_EXISTS: the key was sent before with another request.
+	//   - RESOURCE_EXHAUSTED: reason `no_proxy`: no proxy is free that fits. This answer is
+	//     not remembered: try again.
+	//   - UNAVAILABLE: no configuration is published; this host does not have the
+	//     credentials yet: the same request again has the same proxies.
+	//
+	// Durability: hard.
+	//
+	// Audit: `pool.extract` with the proxies; a replay makes none.
 	Extract(context.Context, *ExtractRequest) (*ExtractResponse, error)
+	// The proxies of each upstream that is configured or ever had one, counted by state.
+	//
+	// Refuses: nothing of its own.
+	//
+	// Durability: reads only.
+	//
+	// Audit: none.
 	GetAvailability(context.Context, *GetAvailabilityRequest) (*GetAvailabilityResponse, error)
 	mustEmbedUnimplementedPoolAdminServer()
 }

@@ -92,6 +92,13 @@ func unavailable(why string) *refusal {
 	return &refusal{status: http.StatusServiceUnavailable, token: "connection_limit_reached", why: why}
 }
 
+// noView is the answer while nothing says what is led where.
+func noView() *refusal {
+	r := unavailable("the gateway has no valid snapshot of what to lead where")
+	r.token = "destination_unavailable"
+	return r
+}
+
 // denied is the answer to a target that the policy refuses.
 func denied(to target.Target, r *target.Refusal) *refusal {
 	token := "http_request_denied"

@@ -139,7 +139,11 @@ func (v *routes) Route(q *worker.Request) (*worker.Routing, bool) {
 }
 
 func (v *routes) Pick(routing *worker.Routing, _ *worker.Request, tried []string) forward.Lease {
-	for _, r := range *v.rules.Load() {
+	rules := v.rules.Load()
+	if rules == nil {
+		return nil
+	}
+	for _, r := range *rules {
 		if r.Name == routing.Name {
 			return r.pick(tried)
 		}

@@ -68,9 +68,7 @@ func (c *client) rule(q *worker.Request) (*worker.Routing, []netip.AddrPort, *re
 	routing, ready := c.s.Routes.Route(q)
 	switch {
 	case !ready:
-		no := unavailable("the gateway has no valid snapshot of what to lead where")
-		no.token = "destination_unavailable"
-		return nil, nil, no
+		return nil, nil, noView()
 	case routing == nil:
 		return nil, nil, &refusal{status: 421, token: "destination_not_found", why: "no routing is for this client, method and target"}
 	}
@@ -138,7 +136,7 @@ func (c *client) lead() (*way, *refusal) {
 				return nil, last
 			}
 			if routing.OnUnavailable == controlplanev1.OnUnavailable_ON_UNAVAILABLE_DIRECT {
-				return c.direct(q, routing)
+				return c.fallBack(q, routing)
 			}
 			return nil, unavailable("no proxy has room for this request")
 		}
@@ -234,6 +232,19 @@ func (c *client) wait(q *worker.Request, routing *worker.Routing) (lease Lease, 
 		return nil, unavailable("the routing changed while this request waited for a proxy")
 	}
 	return lease, nil
+}
+
+// fallBack goes without a proxy where the routing still says so. That there was none may
+// be because the snapshot has ended since the routing was found.
+func (c *client) fallBack(q *worker.Request, routing *worker.Routing) (*way, *refusal) {
+	now, ready := c.s.Routes.Route(q)
+	switch {
+	case !ready:
+		return nil, noView()
+	case now == nil || now.Name != routing.Name || now.OnUnavailable != controlplanev1.OnUnavailable_ON_UNAVAILABLE_DIRECT:
+		return nil, unavailable("the routing changed while this request looked for a proxy")
+	}
+	return c.direct(q, now)
 }
 
 // direct connects to the target itself, at an address that the policy allowed.
