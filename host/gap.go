@@ -14,22 +14,23 @@ import (
 // gapKey is the record of a start of this host whose restart grace is not over.
 func (h *Host) gapKey() string { return "gap/" + h.id }
 
-// lost returns how the feeds learn which revisions a fault of the store may have
+// findLost sees to it that the feeds learn which revisions a fault of the store may have
 // taken after clients have seen them: those of its opening, and later those of each
 // fail-over, restart or adoption of a shared one.
-func (h *Host) lost(ctx context.Context) (func() snapshot.Gap, error) {
+func (h *Host) findLost(ctx context.Context) error {
 	after, err := h.gap(ctx)
 	if err != nil {
-		return nil, err
+		return err
 	}
 	first := h.store.Info().First
-	return func() snapshot.Gap {
+	h.lost = func() snapshot.Gap {
 		info := h.store.Info()
 		if info.First == first {
 			return snapshot.Gap{After: after, Before: first}
 		}
 		return snapshot.Gap{After: info.Kept, Before: info.First}
-	}, nil
+	}
+	return nil
 }
 
 // gap returns the revision above which a crash before this start may have taken

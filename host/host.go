@@ -90,9 +90,10 @@ type Host struct {
 
 	saidReplicas atomic.Bool // what this host's hard writes wait for is in the store
 
-	process string // tells this life of the host from its others
-	joined  int64  // when it came to the others, ms of the store's clock; beMember alone
-	waits   error  // why the store could not be used at the start; nil = it could
+	process string                 // tells this life of the host from its others
+	joined  int64                  // when it came to the others, ms of the store's clock; beMember alone
+	waits   atomic.Pointer[string] // why the host still waits for its store; nil = it does not
+	lost    func() snapshot.Gap    // what a fault of the store may have taken after clients have seen it
 
 	grpcListener, httpListener net.Listener
 
@@ -159,25 +160,18 @@ func New(c *config.Config, log hclog.Logger) (h *Host, err error) {
 		}
 	}()
 	log.Info("host", "id", h.id, "version", Version, "store", c.Store, "data_dir", c.DataDir, "durability", h.store.Info().Durability)
-	if h.waits = h.mustWait(context.Background()); h.waits != nil {
+	if err := h.ask(context.Background()); err != nil {
+		if !h.passes(err) {
+			return nil, err
+		}
+		h.waitFor(err)
 		return h, nil
 	}
 	return h, h.wire()
 }
 
+// wire makes what needs what ask has found, and asks the store nothing.
 func (h *Host) wire() (err error) {
-	if err := h.claim(context.Background()); err != nil {
-		return err
-	}
-	if err := h.openSigner(context.Background()); err != nil {
-		return err
-	}
-	if err := h.openIssuer(context.Background(), ""); err != nil {
-		return err
-	}
-	if err := h.issueIdentity(context.Background()); err != nil {
-		return err
-	}
 	h.strategy = newStrategies(h.plugins)
 	measure := analysis.New(h.plugins)
 
@@ -211,13 +205,9 @@ func (h *Host) wire() (err error) {
 	if err != nil {
 		return err
 	}
-	lost, err := h.lost(context.Background())
-	if err != nil {
-		return err
-	}
 	h.feeds, err = snapshot.New(snapshot.Options{
 		Store: h.store, Source: h.plane.Source(), OnRewind: h.alarms.rewind,
-		Lost: lost, Grace: h.config.RestartGrace,
+		Lost: h.lost, Grace: h.config.RestartGrace,
 		OnLost: func(service string) error { return h.plane.Renew(context.Background(), service) },
 		Logger: h.log.Named("snapshot"), Registerer: h.metrics,
 	})
@@ -252,8 +242,10 @@ func (h *Host) wire() (err error) {
 // admin is the part of the API that is about the host itself.
 func (h *Host) admin() *api.HostAdmin {
 	alarms := h.alarms.list
-	if h.checks != nil { // there are none while the host waits for its store
+	if h.checks != nil {
 		alarms = h.alarmList
+	} else {
+		alarms = h.waiting
 	}
 	return &api.HostAdmin{
 		HostID: h.id, Version: Version, Store: h.store, Actions: audit.Guard(h.store), Audit: h.ledger, Sessions: h.sessions,
@@ -276,7 +268,7 @@ func (h *Host) Run(ctx context.Context) error {
 	if err := h.serveAside(); err != nil {
 		return err
 	}
-	if h.waits != nil {
+	if h.waits.Load() != nil {
 		if goOn, err := h.standBy(ctx); err != nil || !goOn {
 			return err
 		}
@@ -291,7 +283,11 @@ func (h *Host) Run(ctx context.Context) error {
 		return fmt.Errorf("start the plugins: %w", err)
 	}
 	defer h.plugins.Stop(context.Background())
-	if err := h.sessions.Start(ctx); err != nil {
+	if err := h.patiently(ctx, h.sessions.Start); err != nil {
+		if ctx.Err() != nil {
+			h.withdraw()
+			return nil
+		}
 		return fmt.Errorf("start the sessions: %w", err)
 	}
 	if err := h.plugins.Ensure(plugins.KindStrategy, service.DefaultStrategy); err != nil {
@@ -371,7 +367,7 @@ func (h *Host) stop(cancel context.CancelFunc, loops *sync.WaitGroup) {
 	_ = h.http.Close()
 	cancel()
 	loops.Wait()
-	_ = os.Remove(filepath.Join(h.config.DataDir, "host.json"))
+	h.withdraw()
 	h.log.Info("stopped")
 }
 
@@ -427,6 +423,9 @@ func (h *Host) announce() error {
 	}
 	return datadir.WriteFile(filepath.Join(h.config.DataDir, "host.json"), append(text, '\n'))
 }
+
+// withdraw takes back what announce wrote.
+func (h *Host) withdraw() { _ = os.Remove(filepath.Join(h.config.DataDir, "host.json")) }
 
 // collect removes what is left of past services, once an hour.
 func (h *Host) collect(ctx context.Context) error {

@@ -55,6 +55,8 @@ func (h *Host) notReady() (reasons []string) {
 	}
 	if state := h.store.Info().State; state != "ready" {
 		reasons = append(reasons, "store: "+state)
+	} else if why := h.waits.Load(); why != nil {
+		reasons = append(reasons, "the host waits for its store: "+*why)
 	}
 	missing := h.plugins.Missing()
 	if !h.plugins.Ready(plugins.KindStrategy, service.DefaultStrategy) {

@@ -22,7 +22,7 @@ import (
 // behalf of that actor.
 func (h *Host) openIssuer(ctx context.Context, replacedBy string) error {
 	c := h.config
-	if !c.Identities {
+	if !c.Identities || h.issuer != nil {
 		return nil
 	}
 	o := identity.Options{
@@ -43,10 +43,11 @@ func (h *Host) openIssuer(ctx context.Context, replacedBy string) error {
 	if h.shared() {
 		o.Lacks = h.lacks
 	}
-	var err error
-	if h.issuer, err = identity.Open(ctx, o); err != nil {
+	issuer, err := identity.Open(ctx, o)
+	if err != nil {
 		return fmt.Errorf("identities: %w", err)
 	}
+	h.issuer = issuer
 	h.bootstrap = api.NewBootstrap(h.issuer, h.log.Named("bootstrap"))
 	return nil
 }

@@ -54,7 +54,7 @@ func TestProxiesAreChecked(t *testing.T) {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
 	pools := controlplanev1.NewPoolAdminClient(conn)
-	_, err = pools.PublishConfig(ctx, &controlplanev1.PublishConfigRequest{Yaml: fmt.Sprintf(`
+	publish(ctx, t, pools, fmt.Sprintf(`
 cluster: {id: c1}
 upstreams:
   - {name: dc, protocol: http, allowAddresses: [loopback], source: {type: static, proxies: [%s]}, check: {egress: {url: "%s/ip"}}}
@@ -62,8 +62,7 @@ upstreams:
 routings:
   - {name: site, upstreams: [{name: dc}], check: {targets: [{url: "%s/page", interval: 1s}]}}
   - {name: all, upstreams: [{name: dc}, {name: socks}]}
-`, list(controlplanev1.Proxy_PROTOCOL_HTTP, 3), web.URL, list(controlplanev1.Proxy_PROTOCOL_SOCKS5, 2), web.URL)})
-	check(t, err)
+`, list(controlplanev1.Proxy_PROTOCOL_HTTP, 3), web.URL, list(controlplanev1.Proxy_PROTOCOL_SOCKS5, 2), web.URL))
 	in := func(state string) (all []*controlplanev1.ProxyStatus) {
 		resp, err := pools.ListProxies(ctx, &controlplanev1.ListProxiesRequest{State: state})
 		check(t, err)

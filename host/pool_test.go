@@ -12,7 +12,9 @@ import (
 
 	controlplanev1 "github.com/dodona-project/dodona/proto/controlplane/v1"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/status"
 )
 
 // TestPool: a host takes a configuration of the egress plane, lists its proxies, and
@@ -38,15 +40,14 @@ func TestPool(t *testing.T) {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
 	pools := controlplanev1.NewPoolAdminClient(conn)
-	_, err = pools.PublishConfig(ctx, &controlplanev1.PublishConfigRequest{Yaml: `
+	publish(ctx, t, pools, `
 cluster: {id: c1}
 upstreams:
   - {name: dc, protocol: http, check: {basic: false}, secretRef: "file:dc", source: {type: static, proxies: [192.0.2.1:3128, 192.0.2.2:3128]}}
   - {name: spare, protocol: socks5, check: {basic: false}, source: {type: file, path: spare.txt, format: lines, interval: 1s}}
 routings:
   - {name: all, upstreams: [{name: dc}, {name: spare}], strategy: least-connections}
-`})
-	check(t, err)
+`)
 	until(t, "the listed proxies", func() bool {
 		resp, err := pools.ListProxies(ctx, &controlplanev1.ListProxiesRequest{})
 		check(t, err)
@@ -93,4 +94,18 @@ routings:
 	if strings.Contains(r.log.String(), "planted") {
 		t.Error("the log holds a secret")
 	}
+}
+
+// publish publishes a configuration of the pool, as soon as the host knows the probe that
+// it names.
+func publish(ctx context.Context, t *testing.T, pools controlplanev1.PoolAdminClient, yaml string) {
+	t.Helper()
+	until(t, "the configuration to be published", func() bool {
+		_, err := pools.PublishConfig(ctx, &controlplanev1.PublishConfigRequest{Yaml: yaml})
+		if status.Code(err) == codes.Unavailable {
+			return false
+		}
+		check(t, err)
+		return true
+	})
 }

@@ -143,13 +143,7 @@ upstreams:
 routings:
   - {name: all, upstreams: [{name: dc}, {name: dc2}, {name: odd}, {name: vendor}, {name: fetched}]}
 `
-	until(t, "the configuration to be taken", func() bool { // its probe may be starting
-		_, err := pools.PublishConfig(ctx, &controlplanev1.PublishConfigRequest{Yaml: document})
-		if err != nil && status.Code(err) != codes.Unavailable {
-			t.Fatal(err)
-		}
-		return err == nil
-	})
+	publish(ctx, t, pools, document)
 
 	// Where secrets do not belong they are refused, and not repeated.
 	for what, wrong := range map[string]string{

@@ -372,6 +372,7 @@ func TestSecuredWithAReplicaDown(t *testing.T) {
 		"data-dir": filepath.Join(t.TempDir(), "data"), "identity-ttl": ttl.String(), "identity-min-ttl": "1s", "http-ops-listen": "127.0.0.1:0"}
 	first := start(t, flags)
 	check(t, first.stop())
+	confirmed(t, master)
 	replica.Kill()
 	r := start(t, flags)
 	rotates(t, r, ttl)

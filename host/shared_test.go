@@ -3,6 +3,7 @@ package host_test
 import (
 	"context"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -102,8 +103,11 @@ func TestTwoHostsOnRedis(t *testing.T) {
 		t.Errorf("adopted without a reason: %v", err)
 	}
 	h, err := admins[1].AdoptStore(ctx, &donav1.AdoptStoreRequest{Reason: "somebody flushed it"})
-	if err != nil || h.StoreState != "ready" || len(h.Alarms) > 0 {
-		t.Fatalf("adopting: %v, %v", h, err)
+	check(t, err)
+	// A host that a busy machine held up keeps what it would remove, and says so.
+	alarms := slices.DeleteFunc(h.Alarms, func(a string) bool { return strings.Contains(a, "are frozen until") })
+	if h.StoreState != "ready" || len(alarms) > 0 {
+		t.Fatalf("adopting: %v", h)
 	}
 	until(t, "/readyz of the other host", func() bool { code, _ := hosts[0].get("/readyz"); return code == 200 })
 	if _, err := admins[0].AdoptStore(ctx, &donav1.AdoptStoreRequest{Reason: "again"}); status.Code(err) != codes.FailedPrecondition || !strings.Contains(err.Error(), "nothing to adopt") {

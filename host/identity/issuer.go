@@ -73,12 +73,15 @@ func Open(ctx context.Context, o Options) (*Issuer, error) {
 	for _, via := range []string{"token", "renewal"} {
 		i.issued.WithLabelValues(via)
 	}
+	if err := i.found(ctx); err != nil {
+		return nil, err // nothing is registered: Open may be called again
+	}
 	if o.Registerer != nil {
 		if err := o.Registerer.Register(i.issued); err != nil {
 			return nil, err
 		}
 	}
-	return i, i.found(ctx)
+	return i, nil
 }
 
 // TrustDomain is whose identities are issued.

@@ -161,6 +161,18 @@ func TestMissingProgram(t *testing.T) {
 	<-p.Done()
 }
 
+// A start beside the end of its host finds its folder gone: the file is not to blame.
+func TestFolderIsGone(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "gone")
+	p := runner.New(runner.Config{Name: "late", Path: "/bin/sh", Dir: dir}, nil)
+	err := p.Start(t.Context())
+	var refused *runner.StartError
+	if !errors.As(err, &refused) || refused.Permanent() || !strings.Contains(err.Error(), "the folder "+dir+" that it was to run in is not there") {
+		t.Errorf("error %v", err)
+	}
+	<-p.Done()
+}
+
 // What the system says when it does not run a file, and what it means.
 func TestFilesThatCannotBeRun(t *testing.T) {
 	dir := t.TempDir()

@@ -16,6 +16,7 @@ import (
 type StartError struct {
 	Name string // of the process, for people
 	Path string
+	Dir  string // where it was to run; empty: where the host does
 	Err  error
 }
 
@@ -28,12 +29,25 @@ func (e *StartError) Unwrap() error { return e.Err }
 // Permanent reports whether trying again would fail the same way, for the file
 // is to blame and not what the machine has left.
 func (e *StartError) Permanent() bool {
+	if e.nowhere() {
+		return false
+	}
 	for _, errno := range []error{syscall.ENOEXEC, syscall.ENOENT, syscall.EACCES, syscall.EPERM, syscall.ENOTDIR, syscall.EISDIR, syscall.ELOOP, syscall.EINVAL} {
 		if errors.Is(e.Err, errno) {
 			return true
 		}
 	}
 	return false
+}
+
+// nowhere reports whether the folder to run in is not there, for which the system has
+// the same word as for a file.
+func (e *StartError) nowhere() bool {
+	if e.Dir == "" || !errors.Is(e.Err, syscall.ENOENT) {
+		return false
+	}
+	_, err := os.Stat(e.Dir)
+	return errors.Is(err, fs.ErrNotExist)
 }
 
 // why adds to the system's word what it usually means.
@@ -45,6 +59,8 @@ func (e *StartError) why() string {
 	}
 	_, missing := os.Stat(e.Path)
 	switch {
+	case e.nowhere():
+		return fmt.Sprintf("%s: the folder %s that it was to run in is not there; the host removes it when it stops", text, e.Dir)
 	case errors.Is(e.Err, syscall.ENOEXEC):
 		return fmt.Sprintf("%s: it is neither a program for %s/%s nor a script that begins with #!", text, runtime.GOOS, runtime.GOARCH)
 	case errors.Is(e.Err, syscall.ENOENT) && missing == nil:

@@ -63,10 +63,20 @@ func (a *app) servicesCommand() *cobra.Command {
 				if err != nil {
 					return err
 				}
-				return a.answer(reply, func() []string { return slices.Sorted(slices.Values(reply.GetServices())) })
+				return a.answer(reply, func() []string {
+					if len(reply.GetServices()) == 0 {
+						return []string{noService(c)}
+					}
+					return slices.Sorted(slices.Values(reply.GetServices()))
+				})
 			})
 		},
 	}
+}
+
+// noService says that there is none, and how there comes to be one.
+func noService(c *connection) string {
+	return "the host at " + c.target + " knows no service yet: one appears with its first endpoint, flag or policy"
 }
 
 // overview is the list of services, for people with the most important of each.
@@ -79,7 +89,7 @@ func (a *app) overview(c *connection) error {
 		return a.message(reply)
 	}
 	if len(reply.GetServices()) == 0 {
-		return a.lines("the host at " + c.target + " knows no service yet: one appears with its first endpoint, flag or policy")
+		return a.lines(noService(c))
 	}
 	var all []*donav1.StatusReply
 	for _, service := range slices.Sorted(slices.Values(reply.GetServices())) {
