@@ -405,6 +405,9 @@ func TestHeldAfterItsEnd(t *testing.T) {
 		x.lives(20 * time.Second)
 		w.must(w.p.Sweep(w.ctx))
 	}
+	if _, problems := verified(t, w.store); len(problems) > 0 {
+		t.Errorf("in the store does not hold: %q", problems)
+	}
 	w.add("dc", 1) // listed again, and found available
 	s := w.proxy(id)
 	if s.State != ownership.Available || s.OwnerWorkerId != "w1" {

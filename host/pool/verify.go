@@ -149,7 +149,8 @@ func (v *verifier) proxy(id, upstream string, p *statev1.ProxyState) {
 	}
 	at := places(p)
 	for _, index := range slices.Sorted(maps.Keys(at)) {
-		if !v.has(index, id, at[index]) {
+		// One that has ended and was still used when it was looked at is looked at again later.
+		if later := index == dueIndex && p.State == ownership.Expired; !v.has(index, id, at[index], later) {
 			v.problem("proxy %s is missing in index %s, at %d", id, index, at[index])
 		}
 	}
@@ -167,8 +168,8 @@ func (v *verifier) known(worker string) bool {
 	return there
 }
 
-// has reports whether a member is in an index at a score.
-func (v *verifier) has(index, member string, score uint64) bool {
+// has reports whether a member is in an index at a score, or later if that will do.
+func (v *verifier) has(index, member string, score uint64, later bool) bool {
 	members, read := v.indexes[index]
 	if !read {
 		if entries := v.scan(index); len(entries) < store.MaxScan && v.err == nil {
@@ -180,7 +181,7 @@ func (v *verifier) has(index, member string, score uint64) bool {
 		v.indexes[index] = members
 	}
 	at, there := members[member]
-	return members == nil || there && at == score
+	return members == nil || there && (at == score || later && at > score)
 }
 
 // worker judges one worker: its drains are of proxies that it had.
