@@ -24,6 +24,7 @@ import (
 	"google.golang.org/protobuf/types/known/structpb"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
+	"github.com/dodona-project/dodona/host/loopback"
 	"github.com/dodona-project/dodona/plugins/probe"
 )
 
@@ -51,6 +52,7 @@ type plane struct {
 	refuse     []error // of the next registrations
 	lose       int     // reports that are taken, and whose answer is lost
 	cut        chan struct{}
+	first      []string // addresses that the checker has before this one
 }
 
 func (p *plane) RegisterChecker(_ context.Context, r *controlplanev1.RegisterCheckerRequest) (*controlplanev1.RegisterCheckerResponse, error) {
@@ -161,7 +163,7 @@ func start(t *testing.T, most int, check func(context.Context, *pluginv1.CheckRe
 	serving.Go(func() { _ = server.Serve(l) })
 	b := &bench{plane: p, prober: &prober{names: []string{"proxy"}, changed: make(chan struct{}, 1), check: check}, done: make(chan error, 1)}
 	b.session = New(Config{
-		Addresses: []string{l.Addr().String()}, CheckerID: "c", InstanceID: "c-1", Levels: []controlplanev1.CheckLevel{controlplanev1.CheckLevel_CHECK_LEVEL_BASIC},
+		Addresses: append(p.first, l.Addr().String()), CheckerID: "c", InstanceID: "c-1", Levels: []controlplanev1.CheckLevel{controlplanev1.CheckLevel_CHECK_LEVEL_BASIC},
 		MaxInFlight: most, Credentials: insecure.NewCredentials(), Prober: b.prober, Log: slog.New(slog.DiscardHandler),
 	})
 	ctx, cancel := context.WithCancel(context.Background())
@@ -294,6 +296,18 @@ func TestRegistersAgain(t *testing.T) {
 	eventually(t, "it registers again", func() bool { return len(b.registrations()) > before && b.session.Connected() })
 	b.tasks <- task("x", time.Minute, time.Second, 1)
 	eventually(t, "it checks", func() bool { return len(b.observations()) == 1 })
+	b.stop(t)
+}
+
+// Of several hosts another one is asked when one is away.
+func TestTheOtherHost(t *testing.T) {
+	nobody, err := loopback.Free()
+	if err != nil {
+		t.Fatal(err)
+	}
+	b := start(t, 1, says(controlplanev1.HealthObservation_RESULT_SUCCESS), func(p *plane) { p.first = []string{nobody} })
+	b.plane.tasks <- task("a", time.Minute, time.Second, 1)
+	eventually(t, "the other host has the observation", func() bool { return len(b.plane.observations()) == 1 })
 	b.stop(t)
 }
 
