@@ -110,6 +110,23 @@ func TestWindow(t *testing.T) {
 		t.Fatal(err)
 	}
 	d.scheduled()
+	// A stream may ask for less, and a host may give less than another one granted.
+	d.advance(time.Minute)
+	claim := func(most int) []check.Task {
+		tasks, _, err := d.broker.Claim(context.Background(), check.Claim{Checker: "out", Instance: "out", Most: most})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return tasks
+	}
+	some := claim(2)
+	if len(some) != 2 {
+		t.Errorf("a stream that asks for 2 got %d", len(some))
+	}
+	d.broker = check.New(check.Options{Store: d.store, Planes: map[string]check.Plane{"service": d.fleet}, Rules: rules, Window: 4, Random: func() float64 { return 0.5 }})
+	if some = append(some, claim(0)...); len(some) != 4 {
+		t.Errorf("under a host whose window is 4, %d of 6 are held", len(some))
+	}
 }
 
 // Where checkers outside announced the probe they do the checks, and a host's takes

@@ -636,9 +636,16 @@ func TestOutcomesHurryChecks(t *testing.T) {
 		if n := due(); n != 1 || c.proxy(ids[4]).State != ownership.Available {
 			t.Errorf("after two failures %d are checked sooner, and it is %s", n, c.proxy(ids[4]).State)
 		}
-		batch(30, twice...)
-		if n := due(); n != 0 {
-			t.Errorf("after the same batch again %d are checked sooner", n)
+		// The same batch again is no news, of one that is well again.
+		never := []*controlplanev1.Outcome{outcome(ids[5], false), outcome(ids[5], false), outcome(ids[5], false), outcome(ids[2], true)}
+		batch(31, never...)
+		if s := c.proxy(ids[5]); s.State != ownership.Suspect {
+			t.Errorf("one that could never be used is %s", s.State)
+		}
+		c.find(ownership.Available, ids[5])
+		batch(31, never...)
+		if s := c.proxy(ids[5]); s.State != ownership.Available {
+			t.Errorf("after the same batch again it is %s", s.State)
 		}
 	})
 }
