@@ -241,11 +241,9 @@ func (h *Host) wire() (err error) {
 
 // admin is the part of the API that is about the host itself.
 func (h *Host) admin() *api.HostAdmin {
-	alarms := h.alarms.list
-	if h.checks != nil {
+	alarms := h.waiting
+	if h.checks != nil { // there are none while the host waits for its store
 		alarms = h.alarmList
-	} else {
-		alarms = h.waiting
 	}
 	return &api.HostAdmin{
 		HostID: h.id, Version: Version, Store: h.store, Actions: audit.Guard(h.store), Audit: h.ledger, Sessions: h.sessions,

@@ -61,6 +61,7 @@ func TestPanicIsOneCallsError(t *testing.T) {
 // Death in a call, in the three ways it comes: the caller learns of it at once
 // and not at its deadline, and the plugin comes back with its instances.
 func TestDeathInACall(t *testing.T) {
+	beside(t)
 	for _, tc := range []struct{ do, exit, words string }{
 		{"crash", "exit code 2", "panic: deliberate crash"},
 		{"exit", "exit code 7", ""},
@@ -123,6 +124,7 @@ func waitEvent(t *testing.T, seen *events, kind plugins.EventKind) (ev plugins.E
 
 // A process that hangs, and one that is stopped and cannot even be asked to end.
 func TestMissedDeadlinesReplaceTheProcess(t *testing.T) {
+	beside(t)
 	for _, how := range []string{"hang", "stop"} {
 		t.Run(how, func(t *testing.T) {
 			o := newOptions(t)
@@ -161,6 +163,7 @@ func TestMissedDeadlinesReplaceTheProcess(t *testing.T) {
 
 // A caller that has no time proves nothing against the plugin.
 func TestHastyCallersDoNotReplaceTheProcess(t *testing.T) {
+	beside(t)
 	h := startHost(t, newOptions(t))
 	f := analysis.New(h)
 	await(t, h, plugins.KindAnalysis, "acts")
@@ -183,6 +186,7 @@ func TestHastyCallersDoNotReplaceTheProcess(t *testing.T) {
 // Stopped processes, children that hold the pipes, children in a session of
 // their own, a hanging call: the host stops, and nothing is left.
 func TestStopWhateverPluginsDo(t *testing.T) {
+	beside(t)
 	o := newOptions(t)
 	registry := prometheus.NewRegistry()
 	o.Registerer = registry

@@ -5,6 +5,7 @@ package plugins_test
 import (
 	"context"
 	"errors"
+	"flag"
 	"fmt"
 	"os"
 	"os/exec"
@@ -37,10 +38,33 @@ func TestMain(m *testing.M) {
 		hostProcess(os.Args[2])
 		return
 	}
+	_ = flag.Set("test.parallel", "6") // the command line wins
+	before := takeStock(&failer{})
 	goleak.VerifyTestMain(m, goleak.Cleanup(func(code int) {
 		removeProgram()
+		if left := leftOver(before); code == 0 && left != "" {
+			fmt.Fprintln(os.Stderr, "left by tests that ran beside one another:", left)
+			code = 1
+		}
 		os.Exit(code)
 	}))
+}
+
+// leftOver says what this process has at its end that it had not at its beginning.
+func leftOver(before stock) string {
+	var t failer
+	if left := zombies(&t, os.Getpid()); len(left) > 0 {
+		return fmt.Sprintf("zombies %v", left)
+	}
+	for _, dir := range pluginDirs(&t) {
+		if !before.strays[dir] {
+			return dir + " in the shared temporary folder"
+		}
+	}
+	if n := openDescriptors(&t); n > before.descriptors+few {
+		return fmt.Sprintf("%d descriptors, there were %d", n, before.descriptors)
+	}
+	return ""
 }
 
 // testPlugins misbehave on request: the query's text says how.

@@ -104,6 +104,7 @@ func TestProbe(t *testing.T) {
 // A check has its own timeout and a second; a probe that is still out then is
 // replaced after the third time, one that only waited its turn is not.
 func TestProbeThatHangs(t *testing.T) {
+	beside(t)
 	h := startHost(t, newOptions(t))
 	f := probe.New(h)
 	await(t, h, plugins.KindProbe, "looks")

@@ -98,6 +98,7 @@ func TestResetIsUsedUp(t *testing.T) {
 // Who waits for a reload can give up at once, however long the start takes, and
 // the old process serves on.
 func TestReloadIsCancellable(t *testing.T) {
+	beside(t)
 	slow := filepath.Join(t.TempDir(), "slow")
 	o := newOptions(t)
 	o.Plugins = map[plugins.ID]plugins.PluginConfig{
@@ -138,6 +139,7 @@ func TestReloadIsCancellable(t *testing.T) {
 }
 
 func TestReloadWhileTheHostStops(t *testing.T) {
+	beside(t)
 	catalog := &badplugins.Catalog{}
 	catalog.Put(idOf("silent"), program(t).File(idOf("silent"), "silent"))
 	o := newOptions(t)

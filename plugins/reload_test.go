@@ -20,6 +20,7 @@ import (
 
 // Reloads while many call: every call is answered by one process or the other.
 func TestG10ReloadLosesNoCall(t *testing.T) {
+	beside(t)
 	for _, name := range []string{"upgraded", "builtin"} {
 		t.Run(name, func(t *testing.T) {
 			s := play(t, cast{"upgraded": "sdk"}, nil)
@@ -60,6 +61,7 @@ func TestG10ReloadLosesNoCall(t *testing.T) {
 // A new version that is no good, in whichever way, leaves the old one serving,
 // and an operator sees why.
 func TestBadVersionLeavesTheOldOneServing(t *testing.T) {
+	beside(t)
 	s := play(t, cast{"upgraded": "sdk"}, func(o *plugins.Options) {
 		o.Limits.Handshake, o.Limits.Describe, o.Limits.FirstHealth = 5*time.Second, time.Second, time.Second
 	})
@@ -96,6 +98,7 @@ func TestBadVersionLeavesTheOldOneServing(t *testing.T) {
 
 // What was begun before a reload is finished by the process that began it.
 func TestReloadFinishesALongCall(t *testing.T) {
+	beside(t)
 	s := play(t, cast{"upgraded": "sdk"}, nil)
 	s.ready("upgraded")
 	first := s.state("upgraded")
@@ -129,6 +132,7 @@ func TestReloadFinishesALongCall(t *testing.T) {
 // The old process dies while a new one starts: the new one takes over, and no
 // caller waits.
 func TestDeathDuringAReload(t *testing.T) {
+	beside(t)
 	s := play(t, cast{"upgraded": "sdk"}, func(o *plugins.Options) { o.Limits.Handshake = 3 * time.Second })
 	s.ready("upgraded")
 	s.catalog.Put(idOf("upgraded"), program(t).File(idOf("upgraded"), "silent"))
@@ -156,6 +160,7 @@ func TestDeathDuringAReload(t *testing.T) {
 // The old process is watched while a new one starts: when it hangs it is ended,
 // its callers are told at once, and the end is counted.
 func TestOldProcessIsWatchedDuringAReload(t *testing.T) {
+	beside(t)
 	s := play(t, cast{"upgraded": "sdk"}, func(o *plugins.Options) {
 		o.Limits.Handshake = 10 * time.Second
 		o.Plugins = map[plugins.ID]plugins.PluginConfig{idOf("upgraded"): {Deadline: 200 * time.Millisecond}}

@@ -62,6 +62,7 @@ func TestConcurrencyIsBoundedThenShed(t *testing.T) {
 }
 
 func TestBackoffHoldsAPluginAway(t *testing.T) {
+	beside(t)
 	o := newOptions(t)
 	o.Backoff = plugins.Backoff{Min: time.Hour, Max: time.Hour}
 	h := startHost(t, o)
@@ -194,6 +195,7 @@ func TestRequiredPluginsStartWithTheHost(t *testing.T) {
 }
 
 func TestUnhealthyIsOutOfUseUntilItIsHealthy(t *testing.T) {
+	beside(t)
 	mood := filepath.Join(t.TempDir(), "mood")
 	o := newOptions(t)
 	o.Plugins = map[plugins.ID]plugins.PluginConfig{

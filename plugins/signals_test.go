@@ -15,6 +15,7 @@ import (
 // A service manager signals every process of a host at once. What is in flight
 // is finished all the same, and the host ends everything in order.
 func TestG18SignalToEveryProcess(t *testing.T) {
+	beside(t)
 	for _, tc := range []struct {
 		name string
 		cast cast

@@ -17,6 +17,7 @@ import (
 // Every start that must fail, all at once: each is refused with its reason, and
 // nothing half-started takes calls. A handshake alone is no start.
 func TestG8BadStarts(t *testing.T) {
+	beside(t)
 	const clock = 4 * time.Second // of each step
 	bad := []struct {
 		behaviour, state string
@@ -95,6 +96,7 @@ func TestG8BadStarts(t *testing.T) {
 // A start that fails after the handshake by what Configure does is the start of
 // a restart: a first one has nothing to configure.
 func TestConfigureThatHangs(t *testing.T) {
+	beside(t)
 	s := play(t, cast{"hangs": "configure-hangs"}, deadlines(200*time.Millisecond, "hangs"))
 	s.ready("hangs")
 	if _, err := s.do("hangs", ""); !errors.Is(err, plugins.ErrDeadline) {
@@ -105,6 +107,7 @@ func TestConfigureThatHangs(t *testing.T) {
 // A start or a reload that hangs holds nobody up: not its caller, who can give
 // up, and not the end of the host.
 func TestHangingStartHoldsNobodyUp(t *testing.T) {
+	beside(t)
 	s := play(t, cast{"silent": "silent", "upgraded": "sdk"}, nil)
 	s.ready("upgraded")
 	if err := s.Ensure(plugins.KindAnalysis, "silent"); err != nil {

@@ -68,6 +68,7 @@ func TestG1LogLineBombs(t *testing.T) {
 
 // A stopped process answers no question and takes no hint.
 func TestG2StoppedProcessIsReplaced(t *testing.T) {
+	beside(t)
 	s := play(t, cast{"stops": "sdk"}, deadlines(300*time.Millisecond, "stops"))
 	s.ready("stops")
 	first := s.state("stops")
@@ -105,6 +106,7 @@ func deadlines(d time.Duration, names ...string) func(*plugins.Options) {
 
 // Children that hold the pipes hide nothing, and go with their parent.
 func TestG3ChildrenThatHoldThePipes(t *testing.T) {
+	beside(t)
 	s := play(t, cast{"forks": "sdk", "leaves": "raw"}, nil)
 	s.ready("forks", "leaves")
 	first := s.state("forks")

@@ -81,9 +81,7 @@ func gatewayDrains(t *testing.T, programs string, host *process) {
 	}
 	fmt.Fprintf(&doc, "allocation: {snapshotValidity: 2s, maxStaleAge: %v, safetyMargin: 1s}\n", gatewayStale)
 	pools := controlplanev1.NewPoolAdminClient(host.dial())
-	if _, err := pools.PublishConfig(context.Background(), &controlplanev1.PublishConfigRequest{Yaml: doc.String()}); err != nil {
-		t.Fatal(err)
-	}
+	publish(t, pools, doc.String())
 
 	gw := startGateway(t, programs, host.grpc)
 	client := &http.Client{Timeout: patience, Transport: &http.Transport{MaxIdleConnsPerHost: 8, Proxy: http.ProxyURL(&url.URL{Scheme: "http", Host: gw.listen})}}

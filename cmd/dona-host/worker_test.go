@@ -10,6 +10,8 @@ import (
 
 	controlplanev1 "github.com/dodona-project/dodona/proto/controlplane/v1"
 	"github.com/dodona-project/dodona/sdk/worker"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 )
 
 // TestWorkerWithoutItsHost (O1): the host is killed, and stays away until nothing of the
@@ -24,16 +26,14 @@ func TestWorkerWithoutItsHost(t *testing.T) {
 	p := newProcess(t)
 	p.start()
 	pools := controlplanev1.NewPoolAdminClient(p.dial())
-	if _, err := pools.PublishConfig(context.Background(), &controlplanev1.PublishConfigRequest{Yaml: `
+	publish(t, pools, `
 cluster: {id: east}
 upstreams:
   - {name: dc, protocol: http, check: {basic: false}, source: {type: static, proxies: [192.0.2.1:3128]}}
 routings:
   - {name: all, upstreams: [{name: dc}]}
 allocation: {snapshotValidity: 4s, maxStaleAge: 8s}
-`}); err != nil {
-		t.Fatal(err)
-	}
+`)
 	var mu sync.Mutex
 	var states []worker.State
 	since := map[worker.State]time.Time{}
@@ -94,4 +94,17 @@ allocation: {snapshotValidity: 4s, maxStaleAge: 8s}
 	if took := since[worker.Ended].Sub(since[worker.Stale]); took < margin-time.Second {
 		t.Errorf("ended %v after it was stale", took)
 	}
+}
+
+// publish publishes a configuration of the pool, as soon as the host knows the probes that
+// it needs.
+func publish(t *testing.T, pools controlplanev1.PoolAdminClient, yaml string) {
+	t.Helper()
+	until(t, "the configuration to be published", func() bool {
+		_, err := pools.PublishConfig(context.Background(), &controlplanev1.PublishConfigRequest{Yaml: yaml})
+		if err != nil && status.Code(err) != codes.Unavailable {
+			t.Fatal(err)
+		}
+		return err == nil
+	})
 }
