@@ -64,6 +64,9 @@ func TestWindow(t *testing.T) {
 	if len(first) != 6 || perScope["web"] != 3 || perScope["shop"] != 3 {
 		t.Fatalf("a window of 6 over two services took %v", perScope)
 	}
+	d.fleet.put("pay", 1, targets(20)...) // of which it holds nothing
+	d.look()
+	d.advance(time.Second)
 	d.broker = d.open() // on another host
 	if again := d.outside("out"); len(again) != 0 {
 		t.Errorf("a second stream was given %d tasks more", len(again))

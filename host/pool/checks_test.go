@@ -643,6 +643,12 @@ func TestOutcomesHurryChecks(t *testing.T) {
 			t.Errorf("one that could never be used is %s", s.State)
 		}
 		c.find(ownership.Available, ids[5])
+		y := c.join("w2")
+		_, err := c.p.TakeOutcomes(c.ctx, &controlplanev1.OutcomeBatch{WorkerId: "w2", SessionId: y.session, Sequence: 1, Outcomes: never})
+		c.must(err)
+		if s := c.proxy(ids[5]); s.State != ownership.Available {
+			t.Errorf("by a worker that does not own it it is %s", s.State)
+		}
 		batch(31, never...)
 		if s := c.proxy(ids[5]); s.State != ownership.Available {
 			t.Errorf("after the same batch again it is %s", s.State)
