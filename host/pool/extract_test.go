@@ -78,7 +78,7 @@ func TestHundredExtractors(t *testing.T) {
 func TestExtractKeys(t *testing.T) {
 	w := newWorld(t)
 	w.publish(document[:len(document)-1] + "\nallocation: {safetyMargin: 5s}\n")
-	ids := w.add("dc", 5)
+	w.add("dc", 5)
 	req := &controlplanev1.ExtractRequest{IdempotencyKey: "k", Upstream: "dc", Count: 2, MinRemaining: durationpb.New(time.Minute), Labels: map[string]string{"tier": "gold"}}
 	first, err := w.p.Extract(w.ctx, operator, req)
 	w.must(err)
@@ -114,7 +114,6 @@ func TestExtractKeys(t *testing.T) {
 	none.IdempotencyKey = "none"
 	_, err = w.p.Extract(w.ctx, operator, none)
 	refusedAs(t, "nothing is left", err, refusal.Exhausted)
-	_ = ids
 	// What had no answer is not remembered.
 	w.clock.advance(2 * time.Hour)
 	w.must(w.p.Sweep(w.ctx))

@@ -96,6 +96,20 @@ func TestRestoredBehindAWorker(t *testing.T) {
 	x.report()
 }
 
+// TestUsableEndsBeforeTheProxy: a worker is told to give a proxy to nobody any more the
+// published margin before the proxy ends.
+func TestUsableEndsBeforeTheProxy(t *testing.T) {
+	w := newWorld(t)
+	w.publish(document + "allocation: {safetyMargin: 17s}\n")
+	w.add("dc", 1)
+	x := w.join("w1")
+	w.allocate()
+	p := x.until("with its proxy", func(s *controlplanev1.WorkerSnapshot) bool { return len(s.Proxies) == 1 }).Proxies[0]
+	if got := p.ExpiresAt.AsTime().Sub(p.UsableUntil.AsTime()); got != 17*time.Second {
+		t.Errorf("it is usable until %s before its end, want 17s", got)
+	}
+}
+
 // TestRoutingsKeepTheirOrder: they are sent as the configuration has them, and another
 // order is another view.
 func TestRoutingsKeepTheirOrder(t *testing.T) {

@@ -149,7 +149,7 @@ func TestOverRedis(t *testing.T) {
 		"ObservedAtDecidesNothing": TestObservedAtDecidesNothing, "NoReportNoRoom": TestNoReportNoRoom, "LongSession": TestLongSession,
 		"NothingIsSentThatIsOver": TestNothingIsSentThatIsOver, "KeyUsedAgainAfterADay": TestKeyUsedAgainAfterADay,
 		"ShortfallOfAKind": TestShortfallOfAKind, "ExtractWithoutCredentials": TestExtractWithoutCredentials,
-		"RestoredBehindAWorker": TestRestoredBehindAWorker, "ExtractedCredential": TestExtractedCredential,
+		"RestoredBehindAWorker": TestRestoredBehindAWorker, "ExtractedCredential": TestExtractedCredential, "UsableEndsBeforeTheProxy": TestUsableEndsBeforeTheProxy,
 	} {
 		t.Run(name, test)
 	}
