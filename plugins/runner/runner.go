@@ -164,7 +164,7 @@ func (p *Process) Start(context.Context) error {
 	started := make(chan error, 1)
 	go p.live(started)
 	if err := <-started; err != nil {
-		return &StartError{Name: p.config.Name, Path: p.config.Path, Dir: p.config.Dir, Err: err}
+		return &StartError{Name: p.config.Name, Path: p.config.Path, Gone: gone(p.config.Dir, err), Err: err}
 	}
 	return nil
 }

@@ -173,6 +173,24 @@ func TestFolderIsGone(t *testing.T) {
 	<-p.Done()
 }
 
+// What is said of a start is of the time of that start, also when its folder goes later.
+func TestFolderGoesLater(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "there")
+	if err := os.Mkdir(dir, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	p := runner.New(runner.Config{Name: "missing", Path: filepath.Join(dir, "..", "nobody"), Dir: dir}, nil)
+	err := p.Start(t.Context())
+	if rm := os.Remove(dir); rm != nil {
+		t.Fatal(rm)
+	}
+	var refused *runner.StartError
+	if !errors.As(err, &refused) || !refused.Permanent() || strings.Contains(err.Error(), "to run in") {
+		t.Errorf("error %v", err)
+	}
+	<-p.Done()
+}
+
 // What the system says when it does not run a file, and what it means.
 func TestFilesThatCannotBeRun(t *testing.T) {
 	dir := t.TempDir()

@@ -16,7 +16,7 @@ import (
 type StartError struct {
 	Name string // of the process, for people
 	Path string
-	Dir  string // where it was to run; empty: where the host does
+	Gone string // the folder that it was to run in, if that was not there
 	Err  error
 }
 
@@ -29,7 +29,7 @@ func (e *StartError) Unwrap() error { return e.Err }
 // Permanent reports whether trying again would fail the same way, for the file
 // is to blame and not what the machine has left.
 func (e *StartError) Permanent() bool {
-	if e.nowhere() {
+	if e.Gone != "" {
 		return false
 	}
 	for _, errno := range []error{syscall.ENOEXEC, syscall.ENOENT, syscall.EACCES, syscall.EPERM, syscall.ENOTDIR, syscall.EISDIR, syscall.ELOOP, syscall.EINVAL} {
@@ -40,14 +40,17 @@ func (e *StartError) Permanent() bool {
 	return false
 }
 
-// nowhere reports whether the folder to run in is not there, for which the system has
-// the same word as for a file.
-func (e *StartError) nowhere() bool {
-	if e.Dir == "" || !errors.Is(e.Err, syscall.ENOENT) {
-		return false
+// gone returns the folder that a process was to run in if that is why it was not
+// started: the system has the same word for it as for a file. It is looked at when the
+// start fails, for others may remove the folder later.
+func gone(dir string, err error) string {
+	if dir == "" || !errors.Is(err, syscall.ENOENT) {
+		return ""
 	}
-	_, err := os.Stat(e.Dir)
-	return errors.Is(err, fs.ErrNotExist)
+	if _, err := os.Stat(dir); !errors.Is(err, fs.ErrNotExist) {
+		return ""
+	}
+	return dir
 }
 
 // why adds to the system's word what it usually means.
@@ -59,8 +62,8 @@ func (e *StartError) why() string {
 	}
 	_, missing := os.Stat(e.Path)
 	switch {
-	case e.nowhere():
-		return fmt.Sprintf("%s: the folder %s that it was to run in is not there; the host removes it when it stops", text, e.Dir)
+	case e.Gone != "":
+		return fmt.Sprintf("%s: the folder %s that it was to run in is not there; the host removes it when it stops", text, e.Gone)
 	case errors.Is(e.Err, syscall.ENOEXEC):
 		return fmt.Sprintf("%s: it is neither a program for %s/%s nor a script that begins with #!", text, runtime.GOOS, runtime.GOARCH)
 	case errors.Is(e.Err, syscall.ENOENT) && missing == nil:
