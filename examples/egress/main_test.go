@@ -1,15 +1,12 @@
 package main
 
 import (
-	"bufio"
 	"bytes"
 	"errors"
-	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
-	"syscall"
 	"testing"
 	"time"
 
@@ -61,34 +58,7 @@ func TestInterruptEndsIt(t *testing.T) {
 	t.Parallel()
 	dir := build(t)
 	cmd := spawntest.Command(t, filepath.Join(dir, "egress"), "-bin", dir)
-	var stderr bytes.Buffer
-	cmd.Stderr = &stderr
-	stdout, err := cmd.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
-	// In the middle: everything runs, and requests are under way.
-	lines := bufio.NewScanner(stdout)
-	for lines.Scan() && !strings.Contains(lines.Text(), "A gateway is killed") {
-	}
-	if n := len(cmd.Processes()); n < 14 {
-		t.Errorf("%d processes run in the middle of it; the search for what it leaves is blind", n)
-	}
-	if err := cmd.Process.Signal(syscall.SIGINT); err != nil {
-		t.Fatal(err)
-	}
-	_, _ = io.Copy(io.Discard, stdout)
-	var exit *exec.ExitError
-	if err := cmd.Wait(); !errors.As(err, &exit) || exit.ExitCode() != exitInterrupted {
-		t.Errorf("interrupted: %v, want exit code %d", err, exitInterrupted)
-	}
-	if got := stderr.String(); got != "egress: interrupted\n" {
-		t.Errorf("stderr is %q", got)
-	}
-	cmd.NothingLeft(t)
+	cmd.Interrupted(t, "A gateway is killed", 14, exitInterrupted, "egress: interrupted")
 }
 
 // What did not happen is told, with exit code 1 and the logs.

@@ -3,8 +3,11 @@
 package spawntest
 
 import (
+	"bufio"
 	"bytes"
+	"errors"
 	"fmt"
+	"io"
 	"os"
 	"os/exec"
 	"path"
@@ -13,6 +16,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 )
@@ -121,6 +125,40 @@ func (r *Run) Processes() (found []string) {
 		}
 	}
 	return found
+}
+
+// Interrupted starts it, sends it SIGINT once it prints a line with part while processes of
+// it run, as many as least at least, and wants it to end with code, one line on stderr and
+// nothing left.
+func (r *Run) Interrupted(t *testing.T, part string, least, code int, line string) {
+	t.Helper()
+	var stderr bytes.Buffer
+	r.Stderr = &stderr
+	stdout, err := r.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := r.Start(); err != nil {
+		t.Fatal(err)
+	}
+	lines := bufio.NewScanner(stdout)
+	for lines.Scan() && !strings.Contains(lines.Text(), part) {
+	}
+	if n := len(r.Processes()); n < least {
+		t.Errorf("%d processes run in the middle of it: the search for what it leaves is blind", n)
+	}
+	if err := r.Process.Signal(syscall.SIGINT); err != nil {
+		t.Fatal(err)
+	}
+	_, _ = io.Copy(io.Discard, stdout)
+	var exit *exec.ExitError
+	if err := r.Wait(); !errors.As(err, &exit) || exit.ExitCode() != code {
+		t.Errorf("interrupted: %v, want exit code %d", err, code)
+	}
+	if got := stderr.String(); got != line+"\n" {
+		t.Errorf("stderr is %q", got)
+	}
+	r.NothingLeft(t)
 }
 
 // NoProcess waits until no process of it lives.

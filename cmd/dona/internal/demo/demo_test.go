@@ -1,16 +1,11 @@
 package demo_test
 
 import (
-	"bufio"
 	"bytes"
 	"encoding/json"
-	"errors"
-	"io"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
-	"syscall"
 	"testing"
 
 	"github.com/dodona-project/dodona/cmd/dona/internal/demo"
@@ -55,34 +50,6 @@ func TestDemo(t *testing.T) {
 
 func TestInterruptEndsTheDemo(t *testing.T) {
 	t.Parallel()
-	program := programs(t)
-	cmd := spawntest.Command(t, program, "demo")
-	var errOut bytes.Buffer
-	cmd.Stderr = &errOut
-	stdout, err := cmd.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
-	// In the middle: host, variants and plugins run.
-	lines := bufio.NewScanner(stdout)
-	for lines.Scan() && !strings.Contains(lines.Text(), "PROGRESSING step 1/3") {
-	}
-	if len(cmd.Processes()) < 4 {
-		t.Errorf("nothing runs in the middle of the demo; the search for what it leaves is blind")
-	}
-	if err := cmd.Process.Signal(syscall.SIGINT); err != nil {
-		t.Fatal(err)
-	}
-	_, _ = io.Copy(io.Discard, stdout)
-	var exit *exec.ExitError
-	if err := cmd.Wait(); !errors.As(err, &exit) || exit.ExitCode() != 130 {
-		t.Errorf("interrupted: %v, want exit code 130", err)
-	}
-	if got := errOut.String(); got != "dona: interrupted\n" {
-		t.Errorf("stderr is %q", got)
-	}
-	cmd.NothingLeft(t)
+	cmd := spawntest.Command(t, programs(t), "demo")
+	cmd.Interrupted(t, "PROGRESSING step 1/3", 4, 130, "dona: interrupted")
 }
