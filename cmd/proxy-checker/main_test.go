@@ -13,7 +13,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"regexp"
 	"runtime"
 	"slices"
 	"strings"
@@ -25,7 +24,6 @@ import (
 	controlplanev1 "github.com/dodona-project/dodona/proto/controlplane/v1"
 	pluginv1 "github.com/dodona-project/dodona/proto/plugin/v1"
 	"github.com/hashicorp/go-hclog"
-	"github.com/prometheus/client_golang/prometheus"
 	"github.com/spiffe/go-spiffe/v2/spiffetls/tlsconfig"
 	"go.uber.org/goleak"
 	"google.golang.org/grpc"
@@ -34,6 +32,7 @@ import (
 
 	"github.com/dodona-project/dodona/builtin"
 	"github.com/dodona-project/dodona/cmd/internal/startup"
+	"github.com/dodona-project/dodona/cmd/internal/startup/startuptest"
 	"github.com/dodona-project/dodona/host"
 	"github.com/dodona-project/dodona/host/config"
 	"github.com/dodona-project/dodona/host/loopback"
@@ -518,29 +517,7 @@ func TestAutoIdentity(t *testing.T) {
 
 // TestPage: the page names every flag, variable and metric.
 func TestPage(t *testing.T) {
-	text, err := os.ReadFile("../../docs/checker.md")
-	fatal(t, err)
 	var help, none bytes.Buffer
 	run([]string{"-help"}, nil, &help, &none)
-	want := regexp.MustCompile(`PROXY_POOL_\w+`).FindAllString(help.String(), -1)
-	for _, m := range regexp.MustCompile(`(?m)^  -([a-z-]+)`).FindAllStringSubmatch(help.String(), -1) {
-		if m[1] != "version" {
-			want = append(want, "`-"+m[1]+"`")
-		}
-	}
-	descs := make(chan *prometheus.Desc, 100)
-	metrics{}.Describe(descs)
-	close(descs)
-	for d := range descs {
-		m := regexp.MustCompile(`fqName: "(\w+)", help: "([^"]+)"`).FindStringSubmatch(d.String())
-		want = append(want, "`"+m[1]+"`", m[2])
-	}
-	if len(want) < 20 {
-		t.Errorf("only %d names were found", len(want))
-	}
-	for _, w := range want {
-		if !strings.Contains(string(text), w) {
-			t.Errorf("docs/checker.md has no %s", w)
-		}
-	}
+	startuptest.Page(t, "../../docs/checker.md", help.String(), metrics{})
 }

@@ -20,7 +20,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/prometheus/client_golang/prometheus"
 	"github.com/spiffe/go-spiffe/v2/spiffetls/tlsconfig"
 	"go.uber.org/goleak"
 	"google.golang.org/grpc"
@@ -32,6 +31,7 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"github.com/dodona-project/dodona/cmd/internal/startup"
+	"github.com/dodona-project/dodona/cmd/internal/startup/startuptest"
 	"github.com/dodona-project/dodona/host/loopback"
 	controlplanev1 "github.com/dodona-project/dodona/proto/controlplane/v1"
 	donav1 "github.com/dodona-project/dodona/proto/dona/v1"
@@ -523,25 +523,8 @@ func TestAutoIdentity(t *testing.T) {
 
 // The page names every flag, variable, key of the file and metric.
 func TestPage(t *testing.T) {
-	text, err := os.ReadFile("../../docs/gateway.md")
-	if err != nil {
-		t.Fatal(err)
-	}
 	var help, none bytes.Buffer
 	run([]string{"-help"}, nil, &help, &none)
-	want := regexp.MustCompile(`PROXY_POOL_\w+`).FindAllString(help.String(), -1)
-	for _, m := range regexp.MustCompile(`(?m)^  -([a-z-]+)`).FindAllStringSubmatch(help.String(), -1) {
-		if m[1] != "version" {
-			want = append(want, "`-"+m[1]+"`")
-		}
-	}
-	descs := make(chan *prometheus.Desc, 100)
-	metrics{}.Describe(descs)
-	close(descs)
-	for d := range descs {
-		name := regexp.MustCompile(`fqName: "(\w+)", help: "([^"]+)"`).FindStringSubmatch(d.String())
-		want = append(want, "`"+name[1]+"`", name[2])
-	}
 	// What the parser allows, by what it says of keys that it does not know.
 	file := filepath.Join(t.TempDir(), "g.yaml")
 	if err := os.WriteFile(file, []byte("gateway: {x: 1, limits: {x: 1}, upstreams: {x: 1}, clients: [{x: 1}]}\ncontrolPlane: {x: 1, tls: {x: 1}, gatewayTLS: {x: 1}}\n"), 0o600); err != nil {
@@ -549,18 +532,15 @@ func TestPage(t *testing.T) {
 	}
 	var errs bytes.Buffer
 	run([]string{"-config", file, "-control-plane", "127.0.0.1:1", "-cluster-id", "c", "-worker-id", "w", "-instance-id", "i"}, nil, &none, &errs)
-	keys := regexp.MustCompile(`is not a setting \(allowed: ([^)]+)\)`).FindAllStringSubmatch(errs.String(), -1)
-	if len(keys) != 7 {
-		t.Errorf("%d lists of keys in\n%s", len(keys), errs.String())
+	lists := regexp.MustCompile(`is not a setting \(allowed: ([^)]+)\)`).FindAllStringSubmatch(errs.String(), -1)
+	if len(lists) != 7 {
+		t.Errorf("%d lists of keys in\n%s", len(lists), errs.String())
 	}
-	for _, m := range keys {
-		want = append(want, strings.Split(m[1], ", ")...)
+	var keys []string
+	for _, m := range lists {
+		keys = append(keys, strings.Split(m[1], ", ")...)
 	}
-	for _, w := range want {
-		if !strings.Contains(string(text), w) {
-			t.Errorf("docs/gateway.md has no %s", w)
-		}
-	}
+	startuptest.Page(t, "../../docs/gateway.md", help.String(), metrics{}, keys...)
 }
 
 // Settings that do not hold end with the code of their kind, a text that says what to do,
